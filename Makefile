@@ -1,0 +1,43 @@
+# Every target creates what it needs: the virtual environment appears on first use and again when pyproject.toml changes.
+PYTHON ?= python3
+VENV ?= .venv
+# On x86-64 Linux plain PyPI wheels of torch bring CUDA; a CPU build can be had with
+#   make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.dsv4-setup
+
+.PHONY: help setup serve test test-unit lint format bench clean
+
+help: ## Show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+setup: $(STAMP) ## Create the virtual environment with everything in it
+
+$(STAMP): pyproject.toml
+	bash docker/install.sh $(PYTHON) $(VENV) "$(TORCH)" dev
+	touch $(STAMP)
+
+serve: $(STAMP) ## Run Triton and the OpenAI-compatible proxy with the shipped dsv4-nano model (ARGS adds flags)
+	$(BIN)/dsv4 serve $(ARGS)
+
+test: $(STAMP) ## Run all tests, with the real tritonserver
+	$(BIN)/python -m pytest $(ARGS)
+
+test-unit: $(STAMP) ## Run the tests that need no server
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+lint: $(STAMP) ## Check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP) ## Run the benchmarks
+	for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

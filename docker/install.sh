@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Installs dsv4-triton into a virtual environment: used by `make setup` and by the image, so both are the same path.
+# usage: install.sh PYTHON VENV TORCH_REQUIREMENT [EXTRAS]
+set -euo pipefail
+
+python=$1 venv=$2 torch=$3 extras=${4:-}
+root=$(cd "$(dirname "$0")/.." && pwd)
+
+"$python" - <<'CHECK'
+import sys
+if not (3, 10) <= sys.version_info[:2] <= (3, 13):
+    sys.exit(f"dsv4-triton needs Python 3.10 to 3.13 (Triton's Python backend has no stub for {sys.version.split()[0]})")
+CHECK
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
+
+# torch first and by itself: a later unpinned requirement is then already satisfied and no other build is pulled in.
+# shellcheck disable=SC2086  # the requirement may carry an --index-url
+"${pip[@]}" $torch
+"${pip[@]}" --editable "$root${extras:+[$extras]}"
+# The wheel is only the carrier of the tritonserver binary and the Python backend; its numpy<2 pin is not ours.
+"${pip[@]}" --no-deps "nvidia-pytriton>=0.7,<0.8"
