@@ -1,8 +1,7 @@
 # Every target creates what it needs: the virtual environment appears on first use and again when pyproject.toml changes.
 PYTHON ?= python3
 VENV ?= .venv
-# On x86-64 Linux plain PyPI wheels of torch bring CUDA; a CPU build can be had with
-#   make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+# The requirement for torch alone, options of pip included: name a CPU-only index here to avoid a CUDA build.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.dsv4-setup

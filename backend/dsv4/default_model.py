@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from dsv4.errors import CheckpointError
 
@@ -63,7 +64,7 @@ def resolve_model(model: str | Path | None = None, *, progress: Callable[[str], 
     return _converted(directory, progress)
 
 
-def _read_config(directory: Path) -> dict[str, object] | dict[str, dict[str, object]]:
+def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
