@@ -1,7 +1,19 @@
 """DeepSeek V4 chat: encoding requests into prompts, parsing output into OpenAI deltas. Pure Python, no torch."""
 
+from dsv4.chat.detokenizer import IncrementalDetokenizer, OutputStream
 from dsv4.chat.encoding import EncodedChat, encode_chat
 from dsv4.chat.protocol import Revision
 from dsv4.chat.revision import detect_revision
+from dsv4.chat.stop_strings import StopMatcher
+from dsv4.chat.tokenizer import ChatTokenizer
 
-__all__ = ["EncodedChat", "Revision", "detect_revision", "encode_chat"]
+__all__ = [
+    "ChatTokenizer",
+    "EncodedChat",
+    "IncrementalDetokenizer",
+    "OutputStream",
+    "Revision",
+    "StopMatcher",
+    "detect_revision",
+    "encode_chat",
+]

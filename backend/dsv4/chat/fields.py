@@ -22,7 +22,10 @@ def type_name(value: Json) -> str:
         return "boolean"
     if isinstance(value, (int, float)):
         return "number"
-    return {str: "string", list: "array", tuple: "array", dict: "object"}.get(type(value), type(value).__name__)
+    for kind, name in ((str, "string"), ((list, tuple), "array"), (dict, "object")):
+        if isinstance(value, kind):
+            return name
+    return type(value).__name__
 
 
 def join_path(parent: str, name: str) -> str:
@@ -68,12 +71,9 @@ def read_integer(value: Json, path: str, *, minimum: int | None = None, maximum:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        expected = "an integer"
-        raise (
-            invalid_argument(path, f"must be {expected}, not {value!r}")
-            if isinstance(value, float)
-            else wrong_type(path, expected, value)
-        )
+        if isinstance(value, float):
+            raise invalid_argument(path, f"must be an integer, not {value!r}")
+        raise wrong_type(path, "an integer", value)
     _check_range(value, path, minimum, maximum)
     return value
 

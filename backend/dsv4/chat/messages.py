@@ -91,7 +91,7 @@ class _MessageReader:
     def read(self, value: Json, path: str, *, is_last: bool) -> None:
         message = read_object(value, path)
         role = read_choice(message.get("role"), join_path(path, "role"), ROLES)
-        fields = _COMMON_FIELDS + _IGNORED_FIELDS
+        fields: tuple[str, ...] = _COMMON_FIELDS + _IGNORED_FIELDS
         if role == "assistant":
             fields += _ASSISTANT_FIELDS
         elif role == "tool":
