@@ -5,6 +5,7 @@ from dsv4.chat.encoding import EncodedChat, encode_chat
 from dsv4.chat.output_format import OutputFormat
 from dsv4.chat.parser import ChatEnd, ChatParser, ChatStep, MessageBuilder
 from dsv4.chat.protocol import Revision
+from dsv4.chat.request import EncodedRequest, encode_request
 from dsv4.chat.revision import detect_revision
 from dsv4.chat.stop_strings import StopMatcher
 from dsv4.chat.tokenizer import ChatTokenizer
@@ -15,6 +16,7 @@ __all__ = [
     "ChatStep",
     "ChatTokenizer",
     "EncodedChat",
+    "EncodedRequest",
     "IncrementalDetokenizer",
     "MessageBuilder",
     "OutputFormat",
@@ -23,4 +25,5 @@ __all__ = [
     "StopMatcher",
     "detect_revision",
     "encode_chat",
+    "encode_request",
 ]
