@@ -1,5 +1,5 @@
 """Configuration, validated once: the model's config.json and the engine's flags."""
 
-from dsv4.config.model_config import ModelConfig, RopeScaling
+from dsv4.config.model_config import ModelConfig, Numerics, RopeScaling
 
-__all__ = ["ModelConfig", "RopeScaling"]
+__all__ = ["ModelConfig", "Numerics", "RopeScaling"]

@@ -11,6 +11,9 @@ from typing import Any, Literal
 
 from dsv4.errors import CheckpointError, ConfigurationError
 
+Numerics = Literal["float", "w8a8"]
+"""`float` computes in FP32 on dequantised weights, `w8a8` as the INT8 kernels do."""
+
 CSA_RATIO = 4
 """Compress ratio of layers that attend to indexer-selected entries."""
 
@@ -189,7 +192,9 @@ _FIXED_FIELDS: dict[str, tuple[Any, ...]] = {
 """Fields with a single supported value; anything else would silently change the mathematics."""
 
 _REQUIRED_FIELDS = frozenset(
-    field.name for field in fields(ModelConfig) if field.default is field.default_factory  # both MISSING
+    field.name
+    for field in fields(ModelConfig)
+    if field.default is field.default_factory  # both MISSING
 )
 
 _POSITIVE_FIELDS = tuple(

@@ -17,15 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from dsv4.cache.groups import CacheGroup
-from dsv4.config import ModelConfig
-from dsv4.config.model_config import CSA_RATIO, HCA_RATIO
-
-Numerics = Literal["float", "w8a8"]
+from dsv4.config.model_config import CSA_RATIO, HCA_RATIO, ModelConfig, Numerics
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,85 @@
+"""Row-wise arithmetic that the parts of the network share.
+
+Every function treats rows independently, and a row's result does not depend on how many rows there are: batch company
+must not change a token.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+INT8_LIMIT = 127.0
+SMALLEST_ROW_MAXIMUM = 1e-4
+
+MATMUL_ROWS = 16
+"""FP32 products of fewer rows are padded to this many: below it BLAS libraries switch to kernels that sum in another
+order (measured with MKL), which would make a row's result depend on its company."""
+
+
+def round_bf16(x: torch.Tensor) -> torch.Tensor:
+    """FP32 values rounded to what BF16 can hold."""
+    return x.bfloat16().float()
+
+
+def inverse_rms(x: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """`1 / sqrt(mean(x^2) + epsilon)` over the last axis: [..., width] -> [..., 1] FP32."""
+    return x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
+    """`x / rms(x) * weight` over the last axis in FP32; without weight the plain quotient."""
+    normed = x * inverse_rms(x, epsilon)
+    return normed if weight is None else normed.mul_(weight)
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Symmetric dynamic INT8 of each row over the last axis, rounding half to even.
+
+    `m = 127 / max(max|x|, 1e-4)`, `q = round(x * m)`, `scale = 1 / m`: a multiplication by m, not a division by the
+    scale, as in the PyPTO kernels; the two differ in rare ties.
+
+    Returns:
+        q [..., width] as FP32 holding integers in -127..127, and scale [..., 1] FP32.
+    """
+    multiplier = INT8_LIMIT / x.abs().amax(dim=-1, keepdim=True).clamp_min_(SMALLEST_ROW_MAXIMUM)
+    return (x * multiplier).round_(), multiplier.reciprocal()
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """FP32 product x [rows, in] with weight [out, in] -> [rows, out]."""
+    rows = x.shape[0]
+    if rows >= MATMUL_ROWS:
+        return F.linear(x, weight)
+    return F.linear(F.pad(x, (0, 0, 0, MATMUL_ROWS - rows)), weight)[:rows]
+
+
+def batched_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """FP32 products x [groups, rows, in] with weight [groups, out, in] -> [groups, rows, out]."""
+    rows = x.shape[1]
+    if rows >= MATMUL_ROWS:
+        return torch.bmm(x, weight.transpose(1, 2))
+    return torch.bmm(F.pad(x, (0, 0, 0, MATMUL_ROWS - rows)), weight.transpose(1, 2))[:, :rows]
+
+
+def swiglu(gate_and_up: torch.Tensor, limit: float) -> torch.Tensor:
+    """`silu(min(gate, limit)) * clip(up, -limit, limit)` of [..., 2 * width] -> [..., width].
+
+    The gate is clamped from above only, and before the activation.
+    """
+    gate, up = gate_and_up.chunk(2, dim=-1)
+    return F.silu(gate.clamp(max=limit)).mul_(up.clamp(-limit, limit))
+
+
+def hadamard_matrix(size: int, *, device: torch.device) -> torch.Tensor:
+    """Sylvester-Hadamard matrix [size, size] FP32 times `size^-1/2` rounded to BF16, so that it is orthonormal.
+
+    Raises:
+        ValueError: size is no power of two.
+    """
+    if size <= 0 or size & (size - 1):
+        raise ValueError(f"a Hadamard matrix needs a power of two, not {size}")
+    matrix = torch.ones(1, 1, device=device)
+    while matrix.shape[0] < size:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)), 0)
+    return matrix * round_bf16(torch.tensor(size**-0.5, device=device))
