@@ -1,0 +1,89 @@
+"""Whether the engine takes requests, asked by a control request because Triton's own health endpoints cannot tell."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from dsv4.errors import ErrorCode, RequestError
+
+from dsv4_clients.proxy.triton_client import TritonClient
+
+PROBE_TIMEOUT_SECONDS = 3.0
+REPORT_AGE_SECONDS = 0.25
+WATCH_INTERVAL_SECONDS = 1.0
+FAILED_PROBES_THAT_END_STREAMS = 2
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """`engine` is the engine's own health report, or the reason why there is none."""
+
+    ready: bool
+    reachable: bool
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+class EngineMonitor:
+    """Probes the engine model, on request and, while streams are open, once a second.
+
+    When the process of the Python model dies, Triton neither ends its streams nor turns unready. The watch notices
+    that control requests fail, and ends the streams.
+    """
+
+    def __init__(self, client: TritonClient) -> None:
+        self._client = client
+        self._report = EngineReport(False, False)
+        self._reported_at = float("-inf")
+        self._probing = asyncio.Lock()
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def last_report(self) -> EngineReport:
+        """The newest report; not ready before the first probe."""
+        return self._report
+
+    async def probe(self) -> EngineReport:
+        """A report at most REPORT_AGE_SECONDS old; concurrent callers share one control request."""
+        async with self._probing:
+            if time.monotonic() - self._reported_at > REPORT_AGE_SECONDS:
+                self._report = await self._ask()
+                self._reported_at = time.monotonic()
+            return self._report
+
+    def start(self) -> None:
+        """Start the watch."""
+        self._watch = asyncio.ensure_future(self._watch_streams())
+
+    async def stop(self) -> None:
+        """Stop the watch."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    async def _ask(self) -> EngineReport:
+        try:
+            engine = await self._client.control("health", timeout_seconds=PROBE_TIMEOUT_SECONDS)
+        except RequestError as error:
+            return EngineReport(False, False, {"state": "unreachable", "error": str(error)})
+        return EngineReport(bool(engine.get("ready")), True, engine)
+
+    async def _watch_streams(self) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_SECONDS)
+            if not self._client.open_streams:
+                failures = 0
+                continue
+            report = await self.probe()
+            failures = 0 if report.reachable else failures + 1
+            if failures >= FAILED_PROBES_THAT_END_STREAMS:
+                _log.error("ending %d streams: %s", self._client.open_streams, report.engine.get("error"))
+                message = "the engine model stopped answering"
+                self._client.fail_open_streams(RequestError(ErrorCode.ENGINE_DEAD, message))
+                failures = 0
