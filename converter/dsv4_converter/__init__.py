@@ -1,0 +1,7 @@
+"""DeepSeek V4 checkpoint tools: source to W8A8, W8A8 to sidecar, verification."""
+
+from dsv4_converter.convert import ConversionSummary, convert
+from dsv4_converter.progress import ProgressEvent
+from dsv4_converter.shard import ConversionCancelledError
+
+__all__ = ["ConversionCancelledError", "ConversionSummary", "ProgressEvent", "convert"]
