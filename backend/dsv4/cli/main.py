@@ -17,6 +17,7 @@ COMMAND_MODULES = (
     "dsv4.cli.checkpoint_commands",
     "dsv4.cli.score_command",
     "dsv4.cli.client_commands",
+    "dsv4.cli.doctor_command",
 )
 
 
