@@ -8,8 +8,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 
 "$python" - <<'CHECK'
 import sys
-if not (3, 10) <= sys.version_info[:2] <= (3, 13):
-    sys.exit(f"dsv4-triton needs Python 3.10 to 3.13 (Triton's Python backend has no stub for {sys.version.split()[0]})")
+if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+    sys.exit(f"dsv4-triton needs Python 3.10 to 3.12 (Triton's Python backend does not work with {sys.version.split()[0]})")
 CHECK
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"

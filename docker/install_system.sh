@@ -10,7 +10,7 @@ try:
     import ensurepip, venv
 except ImportError:
     sys.exit(1)
-sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
+sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))
 CHECK
 }
 
