@@ -6,6 +6,7 @@ Everything follows from positions and block tables: a row at position t writes i
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,12 @@ class KeySlots:
     slots: torch.Tensor
     valid: torch.Tensor
     absent_row: int
+
+    @functools.cached_property
+    def mask(self) -> torch.Tensor:
+        """[rows, 1, keys] FP32: 0 where valid, minus infinity elsewhere."""
+        zero = torch.zeros((), device=self.valid.device)
+        return torch.where(self.valid, zero, float("-inf"))[:, None]
 
 
 @dataclass(frozen=True)

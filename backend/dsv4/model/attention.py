@@ -14,13 +14,10 @@ from dsv4.model.addressing import KEY_TILE, CallAddresses, KeySlots
 from dsv4.model.compressor import Compressor
 from dsv4.model.indexer import Indexer
 from dsv4.model.int8_linear import Int8Linear
-from dsv4.model.ops import batched_linear, inverse_rms, linear, quantize_rows, rms_norm, round_bf16
+from dsv4.model.ops import batched_linear, gather_rows, inverse_rms, linear, quantize_rows, rms_norm, round_bf16
 
 MAX_KEY_ELEMENTS = 1 << 24
 """Rows attend in slices of at most this many gathered key elements, which bounds the memory of a call."""
-
-LOWEST_SCORE = -1e30
-"""Stands for the maximum of a key tile without any valid key."""
 
 
 class LayerPages:
@@ -158,14 +155,14 @@ class Attention:
 
     def _attend(self, query: torch.Tensor, key_sources: list[tuple[torch.Tensor, KeySlots]]) -> torch.Tensor:
         """query [rows, heads, head_dim] -> outputs of the same shape, in slices of rows that bound the memory."""
-        valid = torch.cat([slots.valid for _, slots in key_sources], dim=1)
-        step = max(1, MAX_KEY_ELEMENTS // (valid.shape[1] * query.shape[2]))
+        num_keys = sum(slots.slots.shape[1] for _, slots in key_sources)
+        step = max(1, MAX_KEY_ELEMENTS // (num_keys * query.shape[2]))
         parts = []
         for begin in range(0, query.shape[0], step):
             rows = slice(begin, begin + step)
-            keys = [pool[slots.slots[rows]] for pool, slots in key_sources]
-            gathered = (keys[0] if len(keys) == 1 else torch.cat(keys, dim=1)).float()
-            parts.append(attend(query[rows], gathered, valid[rows], self._sink, self._scale, round_weights=self._int8))
+            keys = [gather_rows(pool, slots.slots[rows]).float() for pool, slots in key_sources]
+            masks = [slots.mask[rows] for _, slots in key_sources]
+            parts.append(attend(query[rows], keys, masks, self._sink, self._scale, round_weights=self._int8))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _project_output(self, output: torch.Tensor) -> torch.Tensor:
@@ -185,22 +182,22 @@ class Attention:
 
 def attend(
     query: torch.Tensor,
-    keys: torch.Tensor,
-    valid: torch.Tensor,
+    keys: list[torch.Tensor],
+    masks: list[torch.Tensor],
     sink: torch.Tensor,
     scale: float,
     *,
     round_weights: bool,
 ) -> torch.Tensor:
-    """Softmax attention over tiles of 128 keys, merged by their maxima, with one sink logit per head.
+    """Softmax attention with one sink logit per head, which takes part in the denominator only.
 
-    The sink takes part in the denominator only. Tiles that hold no valid key add exactly zero, so a row's result does not
-    depend on how far the batch's keys are padded.
+    Sums run over tiles of 128 keys in order. A tile without any valid key adds exactly zero, so a row's result does not
+    depend on how far the keys are padded for its company.
 
     Args:
         query: [rows, heads, head_dim] FP32.
-        keys: [rows, tiles * 128, head_dim] FP32, keys and values; zero where not valid.
-        valid: [rows, tiles * 128] bool.
+        keys: key sources [rows, tiles * 128, head_dim] FP32, keys and values; zero where masked.
+        masks: [rows, 1, tiles * 128] FP32 for each source, 0 or minus infinity; at least one 0 in each row.
         sink: [heads] FP32, not scaled.
         round_weights: round the exponentials to BF16 for the product with the values, as the W8A8 kernels do; the
             denominator is not rounded.
@@ -208,19 +205,23 @@ def attend(
     Returns:
         [rows, heads, head_dim] FP32.
     """
-    rows, heads, head_dim = query.shape
-    tiles = keys.shape[1] // KEY_TILE
-    scores = torch.bmm(query, keys.transpose(1, 2)).mul_(scale)
-    scores.masked_fill_(~valid[:, None], float("-inf"))
-    scores = scores.view(rows, heads, tiles, KEY_TILE)
-    tile_max = scores.amax(dim=3, keepdim=True).clamp_min_(LOWEST_SCORE)
-    weights = scores.sub_(tile_max).exp_()
-    tile_sum = weights.sum(dim=3, keepdim=True)  # [rows, heads, tiles, 1]
-    if round_weights:
-        weights = round_bf16(weights)
-    maximum = torch.maximum(tile_max.amax(dim=2, keepdim=True), sink.view(1, heads, 1, 1))
-    tile_factor = (tile_max - maximum).exp_()
-    denominator = (tile_sum * tile_factor).sum(dim=2) + (sink.view(1, heads, 1) - maximum[:, :, 0]).exp_()
-    tile_output = torch.matmul(weights.transpose(1, 2), keys.view(rows, tiles, KEY_TILE, head_dim))
-    output = (tile_output * tile_factor.transpose(1, 2)).sum(dim=1)
+    parts = [
+        torch.baddbmm(mask, query, source.transpose(1, 2), alpha=scale)
+        for source, mask in zip(keys, masks, strict=True)
+    ]
+    scores = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    maximum = scores.amax(dim=2, keepdim=True)
+    weights = scores.sub_(maximum).exp_()
+    factors = round_bf16(weights) if round_weights else weights
+    denominator = (sink[:, None] - maximum).exp_()  # [rows, heads, 1]
+    output = None
+    for tile, tile_weights, tile_factors in zip(
+        [tile for source in keys for tile in source.split(KEY_TILE, dim=1)],
+        weights.split(KEY_TILE, dim=2),
+        factors.split(KEY_TILE, dim=2),
+        strict=True,
+    ):
+        denominator += tile_weights.sum(dim=2, keepdim=True)
+        output = torch.bmm(tile_factors, tile) if output is None else output.baddbmm_(tile_factors, tile)
+    assert output is not None
     return output.div_(denominator)

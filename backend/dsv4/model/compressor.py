@@ -12,7 +12,7 @@ import torch
 from dsv4.checkpoint.weights import ModelWeights
 from dsv4.config.model_config import CSA_RATIO, ModelConfig
 from dsv4.model.addressing import CompressionSlots
-from dsv4.model.ops import rms_norm
+from dsv4.model.ops import gather_rows, rms_norm
 
 
 class Compressor:
@@ -66,7 +66,7 @@ class Compressor:
         assert slots.state_missing is not None
         assert slots.rotation is not None
         read = slots.state_read[self.state_group]
-        rows = state.index_select(0, read.flatten()).unflatten(0, read.shape)
+        rows = gather_rows(state, read)
         values, gates = rows.chunk(2, dim=-1)
         if self._overlap:
             values, gates = self._overlapping(values), self._overlapping(gates)

@@ -23,10 +23,11 @@ class HyperConnection:
     def __init__(self, config: ModelConfig, weights: ModelWeights, name: str, device: torch.device) -> None:
         self._streams = config.hc_mult
         self._iterations = config.hc_sinkhorn_iters
-        self._epsilon = config.hc_eps
+        self._epsilon = torch.tensor(config.hc_eps, device=device)  # an operand: scalars are converted at each use
         self._norm_epsilon = config.rms_norm_eps
         self._function = weights.vector(f"{name}_fn").to(device)
         self._base = weights.vector(f"{name}_base").to(device)
+        self._compiled = device.type == "cpu"
         streams = self._streams
         repeats = torch.tensor([streams, streams, streams * streams], device=device)
         self._scale = weights.vector(f"{name}_scale").to(device).repeat_interleave(repeats)
@@ -47,31 +48,36 @@ class HyperConnection:
         gates = mixes[:, : 2 * streams].sigmoid()
         read_weights = gates[:, :streams] + self._epsilon
         write_weights = gates[:, streams:] * 2.0
-        mapping = self._sinkhorn(mixes[:, 2 * streams :].unflatten(1, (streams, streams)))
-        return (bundle * read_weights[:, :, None]).sum(dim=1), write_weights, mapping
+        mapping = mixes[:, 2 * streams :].reshape(-1, streams, streams)
+        if self._compiled:
+            from dsv4.model.cpu_kernels import sinkhorn_
 
-    def _sinkhorn(self, mapping: torch.Tensor) -> torch.Tensor:
-        """Row softmax, a column step, then (row, column) for the remaining iterations."""
-        mapping = mapping.softmax(dim=2).add_(self._epsilon)
-        mapping.div_(mapping.sum(dim=1, keepdim=True).add_(self._epsilon))
-        for _ in range(self._iterations - 1):
-            mapping.div_(mapping.sum(dim=2, keepdim=True).add_(self._epsilon))
-            mapping.div_(mapping.sum(dim=1, keepdim=True).add_(self._epsilon))
-        return mapping
+            sinkhorn_(mapping, self._iterations, self._epsilon.item())
+        else:
+            mapping = sinkhorn(mapping, self._iterations, self._epsilon)
+        return torch.bmm(read_weights[:, None], bundle).squeeze(1), write_weights, mapping
 
     def write(
         self, output: torch.Tensor, bundle: torch.Tensor, write_weights: torch.Tensor, mapping: torch.Tensor
     ) -> torch.Tensor:
-        """`new[o] = write_weights[o] * output + sum_i mapping[i, o] * bundle[i]`, added in that order.
+        """`new[o] = write_weights[o] * output + sum_i mapping[i, o] * bundle[i]`.
 
         Args:
             output: [rows, hidden] of the half-block.
             bundle: [rows, streams, hidden] that `read` got.
         """
-        result = write_weights[:, :, None] * output[:, None, :]
-        for source in range(self._streams):
-            result.addcmul_(mapping[:, source, :, None], bundle[:, source, None, :])
-        return result
+        own = write_weights[:, :, None] * output[:, None, :]
+        return torch.baddbmm(own, mapping.transpose(1, 2), bundle)
+
+
+def sinkhorn(mapping: torch.Tensor, iterations: int, epsilon: torch.Tensor) -> torch.Tensor:
+    """Row softmax and a column step, then rows and columns for the remaining iterations: [rows, source, target]."""
+    mapping = mapping.softmax(dim=2).add_(epsilon)
+    mapping.div_(mapping.sum(dim=1, keepdim=True).add_(epsilon))
+    for _ in range(iterations - 1):
+        mapping.div_(mapping.sum(dim=2, keepdim=True).add_(epsilon))
+        mapping.div_(mapping.sum(dim=1, keepdim=True).add_(epsilon))
+    return mapping
 
 
 class HyperConnectionHead:
@@ -93,4 +99,4 @@ class HyperConnectionHead:
         flat = bundle.flatten(1)
         mixes = linear(flat, self._function).mul_(inverse_rms(flat, self._norm_epsilon))
         read_weights = torch.addcmul(self._base, mixes, self._scale).sigmoid_().add_(self._epsilon)
-        return (bundle * read_weights[:, :, None]).sum(dim=1)
+        return torch.bmm(read_weights[:, None], bundle).squeeze(1)

@@ -14,7 +14,7 @@ from dsv4.errors import ConfigurationError
 from dsv4.model.addressing import KEY_TILE, CompressionSlots, KeySlots
 from dsv4.model.compressor import Compressor
 from dsv4.model.int8_linear import Int8Linear
-from dsv4.model.ops import hadamard_matrix, linear, quantize_rows, round_bf16
+from dsv4.model.ops import gather_rows, hadamard_matrix, linear, quantize_rows, round_bf16
 from dsv4.model.rope import Rotation
 
 MAX_SCORE_ELEMENTS = 1 << 24
@@ -129,11 +129,11 @@ class Indexer:
         for begin in range(0, num_rows, step):
             rows = slice(begin, begin + step)
             slots = index_keys.slots[rows]
-            gathered = keys[0].index_select(0, slots.flatten()).unflatten(0, slots.shape).float()
+            gathered = gather_rows(keys[0], slots).float()
             # Integer products up to index_head_dim * 127 * 127 are exact in FP32.
             products = torch.bmm(queries[rows], gathered.transpose(1, 2))
             if query_scales is not None:
-                key_scales = keys[1].index_select(0, slots.flatten()).view(slots.shape[0], 1, num_entries)
+                key_scales = gather_rows(keys[1], slots).transpose(1, 2)
                 products.mul_(query_scales[rows]).mul_(key_scales)
             parts.append(products.relu_().mul_(head_weights[rows, :, None]).sum(dim=1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)

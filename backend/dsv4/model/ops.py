@@ -24,7 +24,7 @@ def round_bf16(x: torch.Tensor) -> torch.Tensor:
 
 def inverse_rms(x: torch.Tensor, epsilon: float) -> torch.Tensor:
     """`1 / sqrt(mean(x^2) + epsilon)` over the last axis: [..., width] -> [..., 1] FP32."""
-    return x.square().mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
+    return (x * x).mean(dim=-1, keepdim=True).add_(epsilon).rsqrt_()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
@@ -42,8 +42,15 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         q [..., width] as FP32 holding integers in -127..127, and scale [..., 1] FP32.
     """
-    multiplier = INT8_LIMIT / x.abs().amax(dim=-1, keepdim=True).clamp_min_(SMALLEST_ROW_MAXIMUM)
+    largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(SMALLEST_ROW_MAXIMUM)
+    # `127.0 / largest` would be computed as reciprocal times 127, which rounds twice.
+    multiplier = torch.div(largest.new_full((), INT8_LIMIT), largest)
     return (x * multiplier).round_(), multiplier.reciprocal()
+
+
+def gather_rows(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """pool [pool rows, width] at slots [rows, keys] -> [rows, keys, width]."""
+    return pool.index_select(0, slots.flatten()).unflatten(0, slots.shape)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
