@@ -15,7 +15,7 @@ from dsv4.triton.api import BackendUtils, Request
 from dsv4.triton.request import KNOWN_PARAMETERS, read_parameters, read_text
 from dsv4.triton.responses import string_tensor, triton_error
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class EncodeService:
@@ -37,13 +37,11 @@ class EncodeService:
         try:
             return self._encode(request)
         except RequestError as error:
-            return self._api.InferenceResponse(error=triton_error(self._api, error))
+            failure = error
         except Exception:
-            _log.exception("a chat request could not be encoded")
-            error = RequestError(
-                ErrorCode.INTERNAL, "the request could not be encoded; the server's log has the reason"
-            )
-            return self._api.InferenceResponse(error=triton_error(self._api, error))
+            _logger.exception("a chat request could not be encoded")
+            failure = RequestError(ErrorCode.INTERNAL, "encoding the request failed; the server's log has the reason")
+        return self._api.InferenceResponse(error=triton_error(self._api, failure))
 
     def _encode(self, request: Request) -> Any:
         # In the ensemble, parameters of the engine step come along.

@@ -55,8 +55,8 @@ def find_installation(server: str | Path | None = None) -> TritonInstallation:
     on_path = shutil.which("tritonserver")
     if on_path is None:
         raise ConfigurationError(
-            "no tritonserver found: run `make setup`, which installs the nvidia-pytriton wheel that carries it, or name "
-            "one with --triton-server"
+            "no tritonserver found: run `make setup`, which installs the nvidia-pytriton wheel that carries it, or "
+            "name one with --triton-server"
         )
     return _system_installation(Path(on_path))
 

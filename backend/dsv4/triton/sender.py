@@ -18,7 +18,7 @@ MAX_UNSENT_OUTPUTS = 4096
 """Outputs of one streamed request that may wait for Triton; more means that nobody takes them."""
 _SLOW_SEND_SECONDS = 5.0
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class Exchange:
@@ -139,11 +139,11 @@ class ResponseSenderThread:
         try:
             self._transmit(exchange, output)
         except Exception as error:  # noqa: BLE001 - pybind raises whatever the server says; the thread must live on
-            _log.error("request %s: Triton took no response: %s", exchange.request_id, error)
+            _logger.error("request %s: Triton took no response: %s", exchange.request_id, error)
             self._give_up(exchange, output)
         elapsed = time.monotonic() - started
         if elapsed > _SLOW_SEND_SECONDS:
-            _log.warning("request %s: Triton took %.1f s for a response", exchange.request_id, elapsed)
+            _logger.warning("request %s: Triton took %.1f s for a response", exchange.request_id, elapsed)
 
     def _transmit(self, exchange: Exchange, output: RequestOutput) -> None:
         response = exchange.builder.build(output)
@@ -162,7 +162,7 @@ class ResponseSenderThread:
         try:
             exchange.target.send(flags=self._api.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as error:  # noqa: BLE001 - as above
-            _log.error("request %s: Triton took no final flag either: %s", exchange.request_id, error)
+            _logger.error("request %s: Triton took no final flag either: %s", exchange.request_id, error)
 
     def _forget(self, exchange: Exchange) -> None:
         with self._idle:
@@ -177,7 +177,7 @@ class ResponseSenderThread:
                 if exchange.target.is_cancelled():
                     self._cancel(exchange)
             except Exception as error:  # noqa: BLE001 - as above
-                _log.error("request %s: cannot ask Triton for cancellation: %s", exchange.request_id, error)
+                _logger.error("request %s: cannot ask Triton for cancellation: %s", exchange.request_id, error)
 
     def _cancel(self, exchange: Exchange) -> None:
         if not exchange.cancelled:

@@ -30,7 +30,7 @@ SAMPLE_SECONDS = 1.0
 STOP_SECONDS = 20.0
 CONTROL_SECONDS = 5.0
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
@@ -107,7 +107,7 @@ class EngineService:
                 self._accept(request)
             except Exception:
                 # The sender of this request could not even be had, so there is no way to answer it.
-                _log.exception("a request could not be taken over")
+                _logger.exception("a request could not be taken over")
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Refuse new requests, end the live ones, stop the engine. Returns after about `timeout` seconds at most."""
@@ -117,14 +117,14 @@ class EngineService:
         try:
             self._call(self._stop_engine(), timeout)
         except FutureTimeoutError:
-            _log.error("the engine did not stop within %.0f s", timeout)
+            _logger.error("the engine did not stop within %.0f s", timeout)
         except Exception:
-            _log.exception("the engine could not be stopped")
+            _logger.exception("the engine could not be stopped")
         self._stop_threads()
 
     def _stop_threads(self) -> None:
         if not self._sender.stop(timeout=5.0):
-            _log.error("the sender is still busy with %d requests", self._sender.live_count)
+            _logger.error("the sender is still busy with %d requests", self._sender.live_count)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._loop_thread.join(timeout=5.0)
 
@@ -144,7 +144,7 @@ class EngineService:
         except RequestError as error:
             parsed = error
         except Exception:
-            _log.exception("request %s could not be read", engine_request_id)
+            _logger.exception("request %s could not be read", engine_request_id)
             parsed = RequestError(ErrorCode.INTERNAL, "the request could not be read; the server's log has the reason")
         options = parsed.options if isinstance(parsed, Generation) else OutputOptions()
         exchange = self._sender.open(engine_request_id, target, ResponseBuilder(self._api, options))
@@ -186,7 +186,7 @@ class EngineService:
             error = raised
             await self._abort(request_id)
         except Exception:
-            _log.exception("request %s failed", request_id)
+            _logger.exception("request %s failed", request_id)
             error = RequestError(ErrorCode.INTERNAL, "the request failed; the server's log has the reason")
             await self._abort(request_id)
         self._sender.end(exchange, error)
@@ -207,7 +207,7 @@ class EngineService:
         try:
             await self._require_engine().abort(request_id)
         except Exception as error:  # noqa: BLE001 - a dead engine has nothing left to abort
-            _log.debug("request %s could not be aborted: %s", request_id, error)
+            _logger.debug("request %s could not be aborted: %s", request_id, error)
 
     async def _answer_control(self, control: Control, exchange: Exchange) -> None:
         try:
@@ -218,7 +218,7 @@ class EngineService:
             message = f"the engine did not answer '{control.command}' within {CONTROL_SECONDS:g} s"
             self._sender.end(exchange, RequestError(ErrorCode.DEADLINE, message))
         except Exception:
-            _log.exception("control request '%s' failed", control.command)
+            _logger.exception("control request '%s' failed", control.command)
             message = f"'{control.command}' failed; the server's log has the reason"
             self._sender.end(exchange, RequestError(ErrorCode.INTERNAL, message))
         else:
@@ -283,7 +283,7 @@ class EngineService:
             try:
                 health = await self._require_engine().health()
                 if health.get("state") == ENGINE_GIVEN_UP:
-                    _log.critical("the engine cannot be kept running (%s); ending the server", health.get("reason"))
+                    _logger.critical("the engine cannot be kept running (%s); ending the server", health.get("reason"))
                     self._end_server()
                     return
                 if self._metrics is not None:
@@ -291,7 +291,7 @@ class EngineService:
                     # Metrics are calls into the server process, too slow for the event loop.
                     await asyncio.to_thread(self._metrics.publish, stats, health)
             except (Dsv4Error, OSError, asyncio.TimeoutError) as error:
-                _log.debug("no sample of the engine: %s", error)
+                _logger.debug("no sample of the engine: %s", error)
 
     async def _stop_engine(self) -> None:
         for live in list(self._live.values()):
