@@ -6,43 +6,57 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import httpx
 from dsv4 import __version__
+from dsv4.chat.tokenizer import ChatTokenizer
 from dsv4.errors import RequestError
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 
 from dsv4_clients.proxy.context import ProxyContext
 from dsv4_clients.proxy.disconnect import ClientDisconnected
 from dsv4_clients.proxy.errors import ApiError, as_api_error
+from dsv4_clients.proxy.http_json import error_response
+from dsv4_clients.proxy.metrics import ProxyMetrics
 from dsv4_clients.proxy.middleware import add_middleware
 from dsv4_clients.proxy.monitor import EngineMonitor
-from dsv4_clients.proxy.responses import error_response
-from dsv4_clients.proxy.routes import chat, completions, service
+from dsv4_clients.proxy.openapi import install_openapi
+from dsv4_clients.proxy.routes import chat, completions, messages, responses, service, tokenize
 from dsv4_clients.proxy.settings import ProxySettings
 from dsv4_clients.proxy.triton_client import TritonClient
 from dsv4_clients.proxy.validation import validation_error
 
+ROUTE_MODULES = (chat, completions, responses, messages, tokenize, service)
 DESCRIPTION = "OpenAI-compatible API of DeepSeek V4 Flash on Triton Inference Server."
 
 _log = logging.getLogger(__name__)
 
 
 def build_app(settings: ProxySettings) -> FastAPI:
-    """The application; it connects to tritonserver when it starts, and does not need it to be up."""
+    """The application; it connects to tritonserver when it starts, and does not need it to be up.
+
+    Raises ConfigurationError when the tokenizer cannot be loaded.
+    """
+
+    metrics = ProxyMetrics()
+    tokenizer = None if settings.tokenizer is None else ChatTokenizer.from_directory(settings.tokenizer)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         client = TritonClient(settings.triton, channels=settings.triton_channels)
         monitor = EngineMonitor(client)
+        metrics.watch(open_streams=lambda: client.open_streams, engine_ready=lambda: float(monitor.last_report.ready))
         monitor.start()
-        app.state.context = ProxyContext(settings=settings, client=client, monitor=monitor)
-        try:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            app.state.context = ProxyContext(
+                settings=settings, client=client, monitor=monitor, metrics=metrics, http=http, tokenizer=tokenizer
+            )
             yield
-        finally:
-            await monitor.stop()
-            await client.close()
+        await monitor.stop()
+        await client.close()
 
     app = FastAPI(
         title="dsv4-triton",
@@ -51,10 +65,13 @@ def build_app(settings: ProxySettings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
     )
-    for module in (chat, completions, service):
-        app.include_router(module.router)
+    routers = [module.router for module in ROUTE_MODULES]
+    for router in routers:
+        app.include_router(router)
     _add_exception_handlers(app)
-    add_middleware(app, settings)
+    install_openapi(app, with_keys=bool(settings.api_keys))
+    paths = frozenset(route.path for router in routers for route in router.routes if isinstance(route, Route))
+    add_middleware(app, settings, metrics, paths)
     return app
 
 

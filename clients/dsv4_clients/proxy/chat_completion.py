@@ -19,7 +19,7 @@ from dsv4_clients.proxy.triton_client import EncodedChat, EngineOutput, Generati
 from dsv4_clients.proxy.usage import UsageTotals, simple_usage
 
 _REASONING_NAMES = ("reasoning_content", "reasoning")
-_CHAT_FIELDS = (
+_CHAT_FIELDS = {
     "messages",
     "tools",
     "tool_choice",
@@ -31,7 +31,7 @@ _CHAT_FIELDS = (
     "include_reasoning",
     "continue_final_message",
     "add_generation_prompt",
-)
+}
 """What the encode step reads besides sampling parameters."""
 
 
@@ -69,12 +69,7 @@ async def prepare_chat(
         raise invalid("top_logprobs", "needs logprobs set to true")
     parameters = _sampling_parameters(context, body)
     choices = check_choices(body, parameters)
-    chat_request = {name: value for name, value in _given_fields(body).items() if name in _CHAT_FIELDS}
-    encoded = await context.client.encode(
-        json.dumps({**chat_request, **parameters}).encode(),
-        timeout_seconds=context.settings.request_timeout_seconds,
-        metadata=metadata,
-    )
+    encoded = await _encode(context, body, parameters, metadata)
     check_prompt_length(context, len(encoded.input_ids), "messages")
     run_id = new_id(id_prefix)
     generations = [
@@ -94,6 +89,28 @@ async def prepare_chat(
     return ChatRun(run_id, model, int(time.time()), body, encoded, generations)
 
 
+async def encode_only(
+    context: ProxyContext, body: ChatCompletionRequest, *, metadata: Sequence[tuple[str, str]] = ()
+) -> EncodedChat:
+    """The prompt of a chat request, without generating. Raises ApiError or RequestError."""
+    context.resolve_model(body.model)
+    return await _encode(context, body, {}, metadata)
+
+
+async def _encode(
+    context: ProxyContext,
+    body: ChatCompletionRequest,
+    parameters: dict[str, Any],
+    metadata: Sequence[tuple[str, str]],
+) -> EncodedChat:
+    given = body.model_dump(exclude_unset=True, warnings=False, include=_CHAT_FIELDS)
+    return await context.client.encode(
+        json.dumps({**given, **parameters}).encode(),
+        timeout_seconds=context.settings.request_timeout_seconds,
+        metadata=metadata,
+    )
+
+
 def _sampling_parameters(context: ProxyContext, body: ChatCompletionRequest) -> dict[str, Any]:
     parameters = sampling_parameters(body, context.settings.generate_config)
     if body.max_completion_tokens is not None:
@@ -101,10 +118,6 @@ def _sampling_parameters(context: ProxyContext, body: ChatCompletionRequest) -> 
     if body.logprobs:
         parameters.update(logprobs=True, top_logprobs=body.top_logprobs or 0)
     return parameters
-
-
-def _given_fields(body: ChatCompletionRequest) -> dict[str, Any]:
-    return body.model_dump(exclude_unset=True, warnings=False)
 
 
 def check_prompt_length(context: ProxyContext, tokens: int, field: str) -> None:
@@ -121,7 +134,7 @@ def wants_continuous_usage(body: Any) -> bool:
 
 async def complete_chat(context: ProxyContext, run: ChatRun) -> dict[str, Any]:
     """The whole answer as a `chat.completion` object."""
-    results = await collect_generations(context.client, run.generations)
+    results = await collect_generations(context, run.generations)
     usage = UsageTotals()
     choices = []
     for index, result in enumerate(results):
@@ -182,7 +195,7 @@ def _with_both_reasoning_names(delta: dict[str, Any], include_reasoning: bool) -
 async def chat_chunks(context: ProxyContext, run: ChatRun) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events of `chat.completion.chunk` objects, ended by [DONE]."""
     writer = _ChunkWriter(run)
-    outputs = run_generations(context.client, run.generations)
+    outputs = run_generations(context, run.generations)
     try:
         async for index, output in outputs:
             for chunk in writer.chunks(index, output):

@@ -6,9 +6,12 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
+import httpx
+from dsv4.chat.tokenizer import ChatTokenizer
 from starlette.requests import Request
 
 from dsv4_clients.proxy.errors import ApiError
+from dsv4_clients.proxy.metrics import ProxyMetrics
 from dsv4_clients.proxy.monitor import EngineMonitor
 from dsv4_clients.proxy.settings import ProxySettings
 from dsv4_clients.proxy.triton_client import TritonClient
@@ -23,6 +26,9 @@ class ProxyContext:
     settings: ProxySettings
     client: TritonClient
     monitor: EngineMonitor
+    metrics: ProxyMetrics
+    http: httpx.AsyncClient
+    tokenizer: ChatTokenizer | None = None
     started_at: int = field(default_factory=lambda: int(time.time()))
 
     def resolve_model(self, name: str | None) -> str:

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive
 
+from dsv4_clients.proxy.tasks import cancel_and_wait
+
 T = TypeVar("T")
 
 
@@ -33,10 +35,3 @@ async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         raise ClientDisconnected
     finally:
         await cancel_and_wait(working, watching)
-
-
-async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel the tasks that still run and wait until all have ended; their outcome is dropped."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,8 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dsv4_clients.proxy.disconnect import ClientDisconnected, cancel_and_wait, wait_for_disconnect
+from dsv4_clients.proxy.disconnect import ClientDisconnected, wait_for_disconnect
 from dsv4_clients.proxy.errors import ApiError, as_api_error
+from dsv4_clients.proxy.tasks import cancel_and_wait
 
 MAX_UNSENT_EVENTS = 64
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
@@ -34,18 +35,22 @@ class EventBuffer:
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         self._events = events
         self._waiting: list[bytes] = []
-        self._filled = asyncio.Event()
+        self._reader: asyncio.Future[bool] | None = None
         self._drained = asyncio.Event()
-        self._drained.set()
         self.error: Exception | None = None
         self.ended = False
         self._task = asyncio.ensure_future(self._run())
+
+    @property
+    def is_empty(self) -> bool:
+        """True when no event waits."""
+        return not self._waiting
 
     async def _run(self) -> None:
         try:
             async for event in self._events:
                 self._waiting.append(event)
-                self._filled.set()
+                self._wake(True)
                 if len(self._waiting) >= MAX_UNSENT_EVENTS:
                     self._drained.clear()
                     await self._drained.wait()
@@ -53,23 +58,29 @@ class EventBuffer:
             self.error = error
         finally:
             self.ended = True
-            self._filled.set()
+            self._wake(True)
 
-    async def wait(self, timeout_seconds: float | None) -> bool:
+    def _wake(self, has_something: bool) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(has_something)
+
+    async def wait(self, timeout_seconds: float) -> bool:
         """True when there is something to take or the generator has ended; False after the timeout."""
-        if not self._filled.is_set():
-            try:
-                await asyncio.wait_for(self._filled.wait(), timeout_seconds)
-            except asyncio.TimeoutError:
-                return False
-        return True
+        if self._waiting or self.ended:
+            return True
+        loop = asyncio.get_running_loop()
+        self._reader = loop.create_future()
+        timer = loop.call_later(timeout_seconds, self._wake, False)
+        try:
+            return await self._reader
+        finally:
+            timer.cancel()
+            self._reader = None
 
     def take(self) -> bytes:
         """All waiting events as one block; empty only when the generator has ended."""
         block = b"".join(self._waiting)
         self._waiting.clear()
-        if not self.ended:
-            self._filled.clear()
         self._drained.set()
         return block
 
@@ -151,7 +162,7 @@ async def open_event_stream(
         await asyncio.wait({waiting, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             raise ClientDisconnected
-        if buffer.error is not None and not buffer._waiting:
+        if buffer.error is not None and buffer.is_empty:
             raise buffer.error
         opened = True
     finally:

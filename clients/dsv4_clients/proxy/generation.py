@@ -7,21 +7,22 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsv4_clients.proxy.disconnect import cancel_and_wait
-from dsv4_clients.proxy.triton_client import EngineOutput, Generation, TritonClient
+from dsv4_clients.proxy.context import ProxyContext
+from dsv4_clients.proxy.tasks import cancel_and_wait
+from dsv4_clients.proxy.triton_client import EngineOutput, Generation
 
 MAX_WAITING_OUTPUTS = 32
 
 
 async def run_generations(
-    client: TritonClient, generations: Sequence[Generation]
+    context: ProxyContext, generations: Sequence[Generation]
 ) -> AsyncGenerator[tuple[int, EngineOutput], None]:
     """Outputs of all generations as they come, each with the index of its generation.
 
     Closing the generator cancels all of them; the first error ends all of them.
     """
     if len(generations) == 1:
-        outputs = client.generate(generations[0])
+        outputs = context.metrics.observe(context.client.generate(generations[0]))
         try:
             async for output in outputs:
                 yield 0, output
@@ -29,7 +30,7 @@ async def run_generations(
             await outputs.aclose()
         return
     waiting: asyncio.Queue[tuple[int, EngineOutput | Exception | None]] = asyncio.Queue(MAX_WAITING_OUTPUTS)
-    tasks = [asyncio.ensure_future(_forward(client, index, each, waiting)) for index, each in enumerate(generations)]
+    tasks = [asyncio.ensure_future(_forward(context, index, each, waiting)) for index, each in enumerate(generations)]
     running = len(tasks)
     try:
         while running:
@@ -45,13 +46,13 @@ async def run_generations(
 
 
 async def _forward(
-    client: TritonClient,
+    context: ProxyContext,
     index: int,
     generation: Generation,
     waiting: asyncio.Queue[tuple[int, EngineOutput | Exception | None]],
 ) -> None:
     """Put the outputs of one generation into the queue, then None; or the error that ended it."""
-    outputs = client.generate(generation)
+    outputs = context.metrics.observe(context.client.generate(generation))
     try:
         async for output in outputs:
             await waiting.put((index, output))
@@ -88,10 +89,10 @@ class ChoiceResult:
             self.usage = output.usage
 
 
-async def collect_generations(client: TritonClient, generations: Sequence[Generation]) -> list[ChoiceResult]:
+async def collect_generations(context: ProxyContext, generations: Sequence[Generation]) -> list[ChoiceResult]:
     """Run the generations to their ends."""
     results = [ChoiceResult() for _ in generations]
-    outputs = run_generations(client, generations)
+    outputs = run_generations(context, generations)
     try:
         async for index, output in outputs:
             results[index].add(output)

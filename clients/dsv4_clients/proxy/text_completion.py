@@ -24,7 +24,10 @@ MAX_TOKEN_ID = 2**31 - 1
 
 @dataclass(frozen=True)
 class CompletionRun:
-    """One completion request. Generation `p * choices_per_prompt + c` is choice `c` of prompt `p`."""
+    """One completion request. Generation `p * choices_per_prompt + c` is choice `c` of prompt `p`.
+
+    `echoes` has the text in front of the answers of each prompt.
+    """
 
     id: str
     model: str
@@ -32,10 +35,15 @@ class CompletionRun:
     body: CompletionRequest
     choices_per_prompt: int
     generations: Sequence[Generation]
+    echoes: Sequence[str]
 
     def prompt_index(self, index: int) -> int:
         """The prompt that a generation continues."""
         return index // self.choices_per_prompt
+
+    def echo(self, index: int) -> str:
+        """Text in front of a generation's own."""
+        return self.echoes[self.prompt_index(index)]
 
 
 def prepare_completion(
@@ -65,7 +73,6 @@ def prepare_completion(
             text=prompt if isinstance(prompt, str) else None,
             input_ids=None if isinstance(prompt, str) else prompt,
             stream=bool(body.stream),
-            echo_prompt=bool(body.echo),
             return_token_ids=bool(body.return_token_ids or wants_continuous_usage(body)),
             return_logprobs=body.logprobs is not None,
             timeout_seconds=context.settings.request_timeout_seconds,
@@ -74,7 +81,16 @@ def prepare_completion(
         for prompt_index, prompt in enumerate(prompts)
         for choice in range(choices)
     ]
-    return CompletionRun(run_id, model, int(time.time()), body, choices, generations)
+    echoes = [_echo(context, prompt) if body.echo else "" for prompt in prompts]
+    return CompletionRun(run_id, model, int(time.time()), body, choices, generations, echoes)
+
+
+def _echo(context: ProxyContext, prompt: str | list[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if context.tokenizer is None:
+        raise unsupported("echo", "token ids can be echoed only by a proxy started with --tokenizer")
+    return context.tokenizer.decode(prompt, skip_special_tokens=False)
 
 
 def read_prompts(context: ProxyContext, prompt: Any) -> list[str | list[int]]:
@@ -92,7 +108,7 @@ def read_prompts(context: ProxyContext, prompt: Any) -> list[str | list[int]]:
         if not each:
             raise invalid(field, "must not be empty")
         if isinstance(each, str):
-            _check_text(each, field)
+            check_text(each, field)
         elif not all(0 <= token <= MAX_TOKEN_ID for token in each):
             raise invalid(field, "token ids must not be negative or beyond 32 bits")
         else:
@@ -100,7 +116,8 @@ def read_prompts(context: ProxyContext, prompt: Any) -> list[str | list[int]]:
     return prompts
 
 
-def _check_text(text: str, field: str) -> None:
+def check_text(text: str, field: str) -> None:
+    """Raises a 400 for text that has no UTF-8 form."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -109,7 +126,7 @@ def _check_text(text: str, field: str) -> None:
 
 async def complete_text(context: ProxyContext, run: CompletionRun) -> dict[str, Any]:
     """The whole answer as a `text_completion` object."""
-    results = await collect_generations(context.client, run.generations)
+    results = await collect_generations(context, run.generations)
     usage = UsageTotals()
     choices = []
     for index, result in enumerate(results):
@@ -128,7 +145,7 @@ async def complete_text(context: ProxyContext, run: CompletionRun) -> dict[str, 
 def _choice(run: CompletionRun, index: int, result: ChoiceResult) -> dict[str, Any]:
     choice = {
         "index": index,
-        "text": result.text,
+        "text": run.echo(index) + result.text,
         "logprobs": completion_logprobs(result.logprobs, 0)[0] if run.body.logprobs is not None else None,
         "finish_reason": result.finish_reason,
         "stop_reason": result.stop_reason,
@@ -142,7 +159,7 @@ def _choice(run: CompletionRun, index: int, result: ChoiceResult) -> dict[str, A
 async def completion_chunks(context: ProxyContext, run: CompletionRun) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events of `text_completion` objects, ended by [DONE]."""
     writer = _ChunkWriter(run)
-    outputs = run_generations(context.client, run.generations)
+    outputs = run_generations(context, run.generations)
     try:
         async for index, output in outputs:
             chunk = writer.chunk(index, output)
@@ -160,6 +177,7 @@ class _ChunkWriter:
 
     def __init__(self, run: CompletionRun) -> None:
         self._run = run
+        self._started: set[int] = set()
         self._text_offsets: dict[int, int] = {}
         self._usage = UsageTotals()
         self._prompt_tokens: dict[int, int] = {}
@@ -175,12 +193,16 @@ class _ChunkWriter:
             self._prompt_tokens[prompt_index] = output.num_prompt_tokens
         if output.usage is not None:
             self._usage.add(prompt_index, output.usage)
+        text = output.text
+        if index not in self._started:
+            self._started.add(index)
+            text = self._run.echo(index) + text
         wants_tokens = self._run.body.return_token_ids and output.token_ids
-        if not (output.text or output.logprobs or wants_tokens or output.finish_reason):
+        if not (text or output.logprobs or wants_tokens or output.finish_reason):
             return None
         choice = {
             "index": index,
-            "text": output.text,
+            "text": text,
             "logprobs": self._logprobs(index, output),
             "finish_reason": output.finish_reason,
         }

@@ -16,6 +16,7 @@ from dsv4.errors import ErrorCode, RequestError
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from dsv4_clients.proxy import wire
+from dsv4_clients.proxy.tasks import run_within
 
 ENGINE_MODEL = "deepseek_v4"
 ENCODE_MODEL = "deepseek_v4_encode"
@@ -64,7 +65,6 @@ class Generation:
     input_ids: Sequence[int] | None = None
     output_format: bytes | None = None
     stream: bool = False
-    echo_prompt: bool = False
     return_token_ids: bool = False
     return_logprobs: bool = False
     timeout_seconds: float | None = None
@@ -153,7 +153,7 @@ class TritonClient:
         for name, value in parameters.items():
             request.parameters[name].string_param = value
         try:
-            return await asyncio.wait_for(self._control(request), timeout_seconds)
+            return await run_within(timeout_seconds, self._control(request))
         except asyncio.TimeoutError:
             message = f"the engine model did not answer '{command}' within {timeout_seconds:g} s"
             raise RequestError(ErrorCode.DEADLINE, message) from None
@@ -212,7 +212,7 @@ def _generation_message(generation: Generation) -> service_pb2.ModelInferRequest
     if generation.output_format is not None:
         wire.add_string(request, "output_format", generation.output_format)
     wire.add_bool(request, "stream", generation.stream)
-    wire.add_bool(request, "exclude_input_in_output", not generation.echo_prompt)
+    wire.add_bool(request, "exclude_input_in_output", True)
     wire.add_bool(request, "return_finish_reason", True)
     wire.add_bool(request, "return_num_input_tokens", True)
     if generation.return_token_ids:
@@ -236,12 +236,24 @@ def read_output(outputs: Mapping[str, bytes]) -> EngineOutput:
         text=wire.read_string(outputs.get("text_output")).decode("utf-8", "replace"),
         chat_delta=msgspec.json.decode(chat_delta) if chat_delta else None,
         token_ids=wire.read_int32(outputs.get("token_ids")),
-        logprobs=(msgspec.json.decode(logprobs) or []) if logprobs else [],
+        logprobs=[_token_logprob(entry) for entry in msgspec.json.decode(logprobs) or ()] if logprobs else [],
         finish_reason=None if finish_reason in _NO_FINISH_REASON else finish_reason.decode(),
         stop_reason=(decoded_usage or {}).get("stop_reason"),
         usage=decoded_usage,
         num_prompt_tokens=num_prompt_tokens[0] if num_prompt_tokens else None,
     )
+
+
+def _token_logprob(entry: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """One token in the form of Triton's vLLM backend: the generated token first, alternatives have a rank."""
+    token_id, chosen = next(iter(entry.items()))
+    ranked = sorted((each["rank"], int(key), each) for key, each in entry.items() if each["rank"] is not None)
+    return {
+        "token_id": int(token_id),
+        "token": chosen["decoded_token"],
+        "logprob": chosen["logprob"],
+        "top": [(key, each["decoded_token"], each["logprob"]) for _, key, each in ranked],
+    }
 
 
 def to_request_error(error: grpc.aio.AioRpcError) -> RequestError:
@@ -261,7 +273,8 @@ def _from_text(text: str, fallback: ErrorCode) -> RequestError:
     error = RequestError.parse(text)
     if error.code is not ErrorCode.INTERNAL or "[INTERNAL]" in text:
         return error
-    _log.warning("tritonserver answered without an error code (%s): %s", fallback.value, text)
+    level = logging.DEBUG if fallback is ErrorCode.ENGINE_DEAD else logging.WARNING
+    _log.log(level, "tritonserver answered without an error code (%s): %s", fallback.value, text)
     return RequestError(
         fallback, _UNCODED_MESSAGES.get(fallback, "the inference server failed; its log has the reason")
     )

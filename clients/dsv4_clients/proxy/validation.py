@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from dsv4_clients.proxy.errors import ApiError, invalid, unsupported
 
 _FIELD_NAME = re.compile(r"[A-Za-z_]\w*")
 _UNION_TAGS = {"str", "int", "float", "bool", "list", "dict", "tuple", "constrained"}
 """pydantic puts the name of the union's branch into the location of an error; it is not part of the JSON path."""
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], fields: dict[str, Any]) -> Model:
+    """A request derived from another one. Raises ApiError."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise validation_error([{**each, "loc": ("body", *each["loc"])} for each in error.errors()]) from None
 
 
 def validation_error(errors: Sequence[dict[str, Any]]) -> ApiError:

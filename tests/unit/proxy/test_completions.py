@@ -13,10 +13,10 @@ PATH = "/v1/completions"
 
 
 def mirror(request: EngineRequest) -> list[Reply]:
-    """Answers with what the prompt was, as the engine does: the prompt in front when it was asked for."""
+    """Answers with what the prompt was."""
     prompt = request.inputs.get("text_input") or str(request.inputs.get("input_ids"))
-    echo = "" if request.inputs["exclude_input_in_output"] else f"{prompt} "
-    return [Reply(f"{echo}after {prompt}", None, "stop", usage(4, 2), token_ids=[8, 9])]
+    assert request.inputs["exclude_input_in_output"] is True
+    return [Reply(f"after {prompt}", None, "stop", usage(4, 2), token_ids=[8, 9])]
 
 
 async def test_continues_a_text(client: httpx.AsyncClient, triton: TritonDouble) -> None:
@@ -71,7 +71,9 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(
 async def test_echo_puts_the_prompt_first(client: httpx.AsyncClient, triton: TritonDouble) -> None:
     triton.script = mirror
     answer = (await client.post(PATH, json={"prompt": "a", "echo": True})).json()
-    assert answer["choices"][0]["text"] == "a after a"
+    assert answer["choices"][0]["text"] == "aafter a"
+    chunks = events_of((await client.post(PATH, json={"prompt": "a", "echo": True, "stream": True})).text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "aafter a"
 
 
 async def test_streams_text(client: httpx.AsyncClient) -> None:
@@ -126,6 +128,7 @@ async def test_logprobs_have_offsets(client: httpx.AsyncClient, triton: TritonDo
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": [1], "echo": True}, "echo"),
         ({"prompt": "a", "n": 2}, "n"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),

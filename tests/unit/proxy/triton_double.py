@@ -165,11 +165,22 @@ def _response(request: EngineRequest, reply: Reply) -> service_pb2.ModelInferRes
     _add_string(response, "finish_reason", reply.finish_reason or "")
     _add_string(response, "chat_delta", json.dumps(reply.chat_delta) if reply.chat_delta is not None else "")
     _add_string(response, "usage", json.dumps(reply.usage) if reply.usage else "")
-    _add_string(response, "logprobs", json.dumps(reply.logprobs) if reply.logprobs else "")
+    _add_string(response, "logprobs", json.dumps([_vllm_form(each) for each in reply.logprobs or ()]))
     if request.inputs.get("return_token_ids"):
         _add_output(response, "token_ids", "INT32", b"".join(i.to_bytes(4, "little") for i in reply.token_ids))
     _add_output(response, "num_input_tokens", "UINT32", (5).to_bytes(4, "little"))
     return response
+
+
+def _vllm_form(entry: dict[str, Any]) -> dict[str, Any]:
+    """Log probabilities travel in the form of Triton's vLLM backend."""
+    ranked = {
+        str(token_id): {"logprob": logprob, "rank": rank, "decoded_token": token}
+        for rank, (token_id, token, logprob) in enumerate(entry["top"], start=1)
+    }
+    chosen = {"logprob": entry["logprob"], "rank": None, "decoded_token": entry["token"]}
+    key = str(entry["token_id"])
+    return {key: ranked.get(key, chosen), **ranked}
 
 
 def _add_string(response: service_pb2.ModelInferResponse, name: str, text: str) -> None:

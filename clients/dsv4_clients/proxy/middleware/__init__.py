@@ -6,17 +6,19 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from dsv4_clients.proxy.metrics import ProxyMetrics
 from dsv4_clients.proxy.middleware.authentication import AuthenticationMiddleware
 from dsv4_clients.proxy.middleware.body_limit import BodyLimitMiddleware
 from dsv4_clients.proxy.middleware.concurrency import ConcurrencyMiddleware
+from dsv4_clients.proxy.middleware.measurement import MeasurementMiddleware
 from dsv4_clients.proxy.middleware.request_log import RequestLogMiddleware
 from dsv4_clients.proxy.settings import ProxySettings
 
 __all__ = ["add_middleware"]
 
 
-def add_middleware(app: FastAPI, settings: ProxySettings) -> None:
-    """Install all layers. The last one added is the outermost."""
+def add_middleware(app: FastAPI, settings: ProxySettings, metrics: ProxyMetrics, paths: frozenset[str]) -> None:
+    """Install all layers; `paths` are those that metrics name. The last layer added is the outermost."""
     app.add_middleware(
         ConcurrencyMiddleware,
         limit=settings.max_concurrent_requests,
@@ -36,4 +38,5 @@ def add_middleware(app: FastAPI, settings: ProxySettings) -> None:
         )
     if settings.trusted_hosts:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(settings.trusted_hosts), www_redirect=False)
+    app.add_middleware(MeasurementMiddleware, metrics=metrics, paths=paths)
     app.add_middleware(RequestLogMiddleware, enabled=settings.access_log)

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dsv4_clients.proxy.errors import ApiError
-from dsv4_clients.proxy.responses import error_response
+from dsv4_clients.proxy.http_json import error_response
 
 OPEN_PATHS = frozenset({"/", "/health", "/health/ready"})
 """The page without content of anybody, and what probes ask without credentials."""

@@ -8,7 +8,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsv4_clients.proxy.errors import ApiError
-from dsv4_clients.proxy.responses import error_response
+from dsv4_clients.proxy.http_json import error_response
+from dsv4_clients.proxy.tasks import run_within
 
 DISCARD_FACTOR = 4
 """Up to this many times the limit a body is read and dropped: many clients read no answer before they have sent it."""
@@ -40,7 +41,7 @@ class BodyLimitMiddleware:
         if length.isdecimal() and int(length) > DISCARD_FACTOR * self._max_bytes:
             raise self._too_large()
         try:
-            return await asyncio.wait_for(self._collect(receive), self._timeout_seconds)
+            return await run_within(self._timeout_seconds, self._collect(receive))
         except asyncio.TimeoutError:
             message = f"The request body did not arrive within {self._timeout_seconds:g} s."
             raise ApiError(408, message, code="body_timeout", headers={"Connection": "close"}) from None

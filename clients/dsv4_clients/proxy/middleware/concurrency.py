@@ -7,7 +7,7 @@ from collections import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dsv4_clients.proxy.errors import RETRY_AFTER_SECONDS, ApiError
-from dsv4_clients.proxy.responses import error_response
+from dsv4_clients.proxy.http_json import error_response
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 

@@ -12,7 +12,7 @@ from dsv4_clients.proxy.chat_completion import chat_chunks, complete_chat, prepa
 from dsv4_clients.proxy.context import ProxyContext, context_of, trace_metadata
 from dsv4_clients.proxy.disconnect import run_until_disconnect
 from dsv4_clients.proxy.event_stream import open_event_stream
-from dsv4_clients.proxy.responses import GENERATION_ERRORS, json_response, with_event_stream
+from dsv4_clients.proxy.http_json import GENERATION_ERRORS, json_response, with_event_stream
 from dsv4_clients.proxy.schemas.chat import ChatCompletion, ChatCompletionRequest
 from dsv4_clients.proxy.sse import error_event
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from dsv4_clients.proxy.context import context_of, trace_metadata
 from dsv4_clients.proxy.disconnect import run_until_disconnect
 from dsv4_clients.proxy.event_stream import open_event_stream
-from dsv4_clients.proxy.responses import GENERATION_ERRORS, json_response, with_event_stream
+from dsv4_clients.proxy.http_json import GENERATION_ERRORS, json_response, with_event_stream
 from dsv4_clients.proxy.schemas.completions import Completion, CompletionRequest
 from dsv4_clients.proxy.sse import error_event
 from dsv4_clients.proxy.text_completion import complete_text, completion_chunks, prepare_completion

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dsv4 import __version__
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.responses import PlainTextResponse, Response
 
 from dsv4_clients.proxy.context import context_of
 from dsv4_clients.proxy.errors import ApiError
-from dsv4_clients.proxy.responses import error_documentation, json_response
+from dsv4_clients.proxy.http_json import error_documentation, json_response
 from dsv4_clients.proxy.schemas.models import HealthReport, ModelCard, ModelList, VersionReport
 
 router = APIRouter(tags=["service"])
@@ -65,6 +66,14 @@ async def ready(request: Request) -> Response:
         reason = report.engine.get("error") or f"the engine is {report.engine.get('state', 'not ready')}"
         raise ApiError(503, str(reason), code="not_ready", headers={"Retry-After": "1"})
     return json_response({"status": "ok", "ready": True, "engine": report.engine})
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Prometheus metrics of the proxy, of Triton and of the engine."""
+    context = context_of(request)
+    text = await context.metrics.text(context.settings.triton_metrics, context.http)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 @router.get("/version", responses={200: {"model": VersionReport}}, response_class=Response)

@@ -36,6 +36,11 @@ def error_documentation(*statuses: int) -> Documentation:
 GENERATION_ERRORS = error_documentation(*_DESCRIPTIONS)
 
 
+def with_model(documentation: Documentation, model: type[BaseModel]) -> Documentation:
+    """The same statuses with another error body."""
+    return {status: {**entry, "model": model} for status, entry in documentation.items()}
+
+
 def with_event_stream(model: type[BaseModel], events: str) -> dict[str, Any]:
     """OpenAPI entry of a success that is an object, or an event stream when `stream` is true."""
     return {
