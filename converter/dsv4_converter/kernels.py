@@ -38,10 +38,6 @@ class RowKernels(Protocol):
         self, weights: NDArray[np.uint8], scales: NDArray[np.float32], first_row: int, out: NDArray[np.uint16]
     ) -> int: ...
 
-    def first_not_finite_16(self, bits: NDArray[np.uint16], exponent_mask: int) -> int: ...
-
-    def first_not_finite_32(self, bits: NDArray[np.uint32]) -> int: ...
-
 
 def choose_kernels(source_bytes: int) -> RowKernels:
     """Compiled kernels for large checkpoints where Numba is installed, NumPy ones otherwise."""

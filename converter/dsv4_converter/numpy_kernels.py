@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from dsv4_converter.tables import (
     E2M1_EXPONENT,
     E2M1_MANTISSA,
+    ERROR_LANES,
     INT8_MAX,
+    LEAST_NEAREST_EXPONENT,
+    LEAST_NEAREST_MAXIMUM,
     LEAST_ROW_EXPONENT,
-    LEAST_RTN_MAXIMUM,
     LEAST_SCALE_EXPONENT,
     RTN_FLOOR,
     STEP_MAX,
@@ -60,13 +62,14 @@ def mxfp4_to_int8(
     # [rows, groups, 1] + [rows, groups, 16] -> flat index into [steps, 256]
     index = step[:, :, None] * 256 + packed.reshape(rows, groups, 16)
     pairs = out.view(np.uint16).reshape(rows, groups, 16)
-    per_mantissa = tables.power.size
+    per_mantissa = tables.power_pairs.size
     lossless = zero.copy()
     if exact:
-        pairs[...] = tables.power.reshape(-1)[index]
+        pairs[...] = tables.power_pairs.reshape(-1)[index]
         out_scales[:] = np.ldexp(np.float32(1), base - 133)
-        lossless |= ~tables.inexact.reshape(-1)[index].any(axis=(1, 2))
-        nearest = np.flatnonzero(~lossless & (exponent >= LEAST_ROW_EXPONENT))
+        present = np.bitwise_or.reduce(_PRESENT_MAGNITUDES[packed].reshape(rows, groups, 16), axis=2)
+        lossless |= ~(present & tables.lossy_magnitudes[step]).any(axis=1)
+        nearest = np.flatnonzero(~lossless & (exponent >= LEAST_NEAREST_EXPONENT))
         if nearest.size:
             chosen = index[nearest]
             power_error = _sequential_sum(tables.power_error.reshape(-1)[chosen])
@@ -77,7 +80,7 @@ def mxfp4_to_int8(
         nearest = np.arange(rows)
     if nearest.size:
         chosen = index[nearest] + mantissa[nearest, None, None] * per_mantissa
-        pairs[nearest] = tables.nearest.reshape(-1)[chosen]
+        pairs[nearest] = tables.nearest_pairs.reshape(-1)[chosen]
         out_scales[nearest] = maximum[nearest] / INT8_MAX
     if not exact:
         _round_below_floor(packed, scales, maximum, out, out_scales)
@@ -98,6 +101,7 @@ def _round_below_floor(
         out_scales[row] = scale
 
 
+_PRESENT_MAGNITUDES = np.array([(1 << (byte & 7)) | (1 << ((byte >> 4) & 7)) for byte in range(256)], np.uint8)
 _SIGNED_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -137,7 +141,7 @@ def fp8_to_int8(
     if not finite.all():
         return int((~finite).argmax()), 0
     maximum = np.abs(values).max(axis=1)
-    floor = LEAST_RTN_MAXIMUM if exact else RTN_FLOOR
+    floor = LEAST_NEAREST_MAXIMUM if exact else RTN_FLOOR
     nearest_scale = np.maximum(maximum, floor) / INT8_MAX
     codes = np.clip(np.rint(values / nearest_scale[:, None]), -127, 127)
     out[...] = codes
@@ -149,7 +153,7 @@ def fp8_to_int8(
     power_scale = np.ldexp(np.float32(1), np.maximum(exponent, LEAST_SCALE_EXPONENT))
     power_codes = np.clip(np.rint(values / power_scale[:, None]), -127, 127)
     power_error = _squared_error(values, power_codes, power_scale)
-    tiny = maximum < LEAST_RTN_MAXIMUM
+    tiny = maximum < LEAST_NEAREST_MAXIMUM
     better = tiny | (power_error < _squared_error(values, codes, nearest_scale))
     out[better] = power_codes[better]
     out_scales[better] = power_scale[better]
@@ -160,7 +164,10 @@ def fp8_to_int8(
 
 def _squared_error(values: Floats, codes: Floats, scale: Floats) -> NDArray[np.float64]:
     difference = values.astype(np.float64) - codes.astype(np.float64) * scale.astype(np.float64)[:, None]
-    return _sequential_sum(difference * difference)
+    rows, columns = difference.shape
+    squares = np.zeros((rows, -(-columns // ERROR_LANES) * ERROR_LANES))
+    squares[:, :columns] = difference * difference
+    return _sequential_sum(np.cumsum(squares.reshape(rows, -1, ERROR_LANES), axis=1)[:, -1])
 
 
 def fp8_to_bf16(weights: Bytes, scales: Floats, first_row: int, out: NDArray[np.uint16]) -> int:
@@ -182,17 +189,3 @@ def fp8_to_bf16(weights: Bytes, scales: Floats, first_row: int, out: NDArray[np.
         return int(bad.argmax())
     out[...] = rounded
     return -1
-
-
-def first_not_finite_16(bits: NDArray[np.uint16], exponent_mask: int) -> int:
-    """Index of the first float whose exponent bits are all ones (NaN or infinity) in a flat array, -1 if none."""
-    return _first((bits & np.uint16(exponent_mask)) == exponent_mask)
-
-
-def first_not_finite_32(bits: NDArray[np.uint32]) -> int:
-    """As `first_not_finite_16` for float32."""
-    return _first((bits & np.uint32(0x7F800000)) == 0x7F800000)
-
-
-def _first(found: NDArray[np.bool_]) -> int:
-    return int(found.argmax()) if found.any() else -1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
-from dsv4.checkpoint.safetensors_file import SafetensorsFile, TensorEntry
+from dsv4.checkpoint.safetensors_file import DTYPE_BYTES, SafetensorsFile, TensorEntry
 from dsv4.errors import CheckpointError, Dsv4Error
 from numpy.typing import NDArray
 
@@ -22,6 +22,7 @@ from dsv4_converter.plan import Action, ShardPlan, TensorPlan
 from dsv4_converter.shard_writer import ShardWriter
 from dsv4_converter.source import SourceCheckpoint, StoredTensor
 from dsv4_converter.tables import e8m0_values
+from dsv4_converter.values import first_not_finite
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -31,7 +32,6 @@ CHUNK_BYTES = 2 << 20
 
 _READ_BUFFERS = 4
 _LARGEST_EXPANSION = 2
-_EXPONENT_MASK_16 = {"BF16": 0x7F80, "F16": 0x7C00}
 
 
 class ConversionCancelledError(Dsv4Error):
@@ -248,19 +248,16 @@ class _ShardConversion:
 
     def _check_values(self, tensor: TensorPlan, chunk: _Chunk, content: NDArray[np.uint8]) -> None:
         """Refuse NaN and infinity, and expert numbers that do not exist."""
-        dtype, index = tensor.entry.dtype, -1
-        if dtype in _EXPONENT_MASK_16:
-            index = self._job.kernels.first_not_finite_16(content.view(np.uint16), _EXPONENT_MASK_16[dtype])
-        elif dtype == "F32":
-            index = self._job.kernels.first_not_finite_32(content.view(np.uint32))
-        elif tensor.name.endswith(".tid2eid"):
+        dtype = tensor.entry.dtype
+        if tensor.name.endswith(".tid2eid"):
             experts: NDArray[np.signedinteger] = content.view(np.int64 if dtype == "I64" else np.int32)
             wrong = (experts < 0) | (experts >= self._job.source.dimensions.n_routed_experts)
             if wrong.any():
                 row = chunk.first_row + int(wrong.argmax()) // tensor.entry.shape[-1]
                 raise CheckpointError(f"{self._where(tensor.name, row)}: names an expert that does not exist")
+        index = first_not_finite(content, dtype)
         if index >= 0:
-            element = (chunk.offset - tensor.entry.begin) // (4 if dtype == "F32" else 2) + index
+            element = (chunk.offset - tensor.entry.begin) // DTYPE_BYTES[dtype] + index
             row = element // tensor.entry.shape[-1] if len(tensor.entry.shape) > 1 else element
             raise CheckpointError(f"{self._where(tensor.name, row)}: NaN or infinity")
 

@@ -32,8 +32,12 @@ LEAST_SCALE_EXPONENT = -126
 LEAST_ROW_EXPONENT = 7
 """Biased row exponent E below which ``2^(E - 133)`` would be subnormal."""
 
-LEAST_RTN_MAXIMUM = np.float32(2.0**-119)
-"""Row maximum below which ``maximum / 127`` would be subnormal."""
+LEAST_NEAREST_EXPONENT = 8
+LEAST_NEAREST_MAXIMUM = np.float32(2.0**-119)
+"""Biased exponent and value of the least row maximum whose 127th part is a normal float32 number."""
+
+ERROR_LANES = 8
+"""Squared errors of FP8 rows are summed column c in lane c mod 8, then over the lanes: an order that vectorizes."""
 
 # Magnitudes of E2M1 codes 0..7 as value = (1 + MANTISSA / 2) * 2^EXPONENT; code 0 is zero.
 E2M1_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float64)
@@ -43,19 +47,23 @@ E2M1_MANTISSA = np.array([0, 0, 0, 1, 0, 1, 0, 1], np.int32)
 
 @dataclass(frozen=True)
 class Mxfp4Tables:
-    """Tables indexed by ``step - STEP_MIN`` and by the packed byte (low nibble = even column).
+    """Tables indexed by ``step - STEP_MIN`` and by nibble or packed byte (low nibble = even column).
 
     Attributes:
-        nearest: [2, steps, 256] uint16, two INT8 codes under the round-to-nearest scale, by m.
-        power: [steps, 256] uint16, two INT8 codes under the power-of-two scale.
-        inexact: [steps, 256] bool, whether ``power`` loses anything.
-        nearest_error: [2, steps, 256] float64, squared error of both weights, unit ``4^(E - 127)``.
+        nearest_codes: [2, steps, 16] int8 codes of nibbles under the round-to-nearest scale, by m.
+        power_codes: [steps, 16] int8 codes of nibbles under the power-of-two scale.
+        lossy_magnitudes: [steps] uint8, bit set of the magnitudes 0..7 that ``power_codes`` does not hold exactly.
+        nearest_pairs: [2, steps, 256] uint16, ``nearest_codes`` for both nibbles of a byte.
+        power_pairs: [steps, 256] uint16, likewise.
+        nearest_error: [2, steps, 256] float64, squared error of both weights of a byte, unit ``4^(E - 127)``.
         power_error: [steps, 256] float64, likewise.
     """
 
-    nearest: NDArray[np.uint16]
-    power: NDArray[np.uint16]
-    inexact: NDArray[np.bool_]
+    nearest_codes: NDArray[np.int8]
+    power_codes: NDArray[np.int8]
+    lossy_magnitudes: NDArray[np.uint8]
+    nearest_pairs: NDArray[np.uint16]
+    power_pairs: NDArray[np.uint16]
     nearest_error: NDArray[np.float64]
     power_error: NDArray[np.float64]
 
@@ -81,11 +89,12 @@ def mxfp4_tables() -> Mxfp4Tables:
     power_error[0] = 0
     nearest_error[:, 0] = 0
     low, high = np.arange(256) & 15, np.arange(256) >> 4
-    inexact = power_loss != 0
     return Mxfp4Tables(
-        nearest=_pair(np.stack(nearest_codes), low, high),
-        power=_pair(power_codes, low, high),
-        inexact=inexact[:, low] | inexact[:, high],
+        nearest_codes=np.stack(nearest_codes).astype(np.int8),
+        power_codes=power_codes.astype(np.int8),
+        lossy_magnitudes=np.packbits(power_loss[:, :8] != 0, axis=1, bitorder="little")[:, 0],
+        nearest_pairs=_pair(np.stack(nearest_codes), low, high),
+        power_pairs=_pair(power_codes, low, high),
         nearest_error=np.ascontiguousarray(nearest_error[..., low] + nearest_error[..., high]),
         power_error=np.ascontiguousarray(power_error[:, low] + power_error[:, high]),
     )
