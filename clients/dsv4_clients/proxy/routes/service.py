@@ -10,7 +10,9 @@ from starlette.responses import PlainTextResponse, Response
 from dsv4_clients.proxy.context import context_of
 from dsv4_clients.proxy.errors import ApiError
 from dsv4_clients.proxy.http_json import error_documentation, json_response
-from dsv4_clients.proxy.schemas.models import HealthReport, ModelCard, ModelList, VersionReport
+from dsv4_clients.proxy.schemas.models import HealthReport, ModelCard, ModelList, ProfileReport, VersionReport
+
+PROFILE_SECONDS = 30.0
 
 router = APIRouter(tags=["service"])
 
@@ -74,6 +76,26 @@ async def metrics(request: Request) -> Response:
     context = context_of(request)
     text = await context.metrics.text(context.settings.triton_metrics, context.http)
     return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+@router.post(
+    "/start_profile",
+    responses={200: {"model": ProfileReport}, **error_documentation(400, 401, 503, 504)},
+    response_class=Response,
+)
+async def start_profile(request: Request) -> Response:
+    """Start the engine's profiler."""
+    return json_response(await context_of(request).client.control("start_profile", timeout_seconds=PROFILE_SECONDS))
+
+
+@router.post(
+    "/stop_profile",
+    responses={200: {"model": ProfileReport}, **error_documentation(400, 401, 503, 504)},
+    response_class=Response,
+)
+async def stop_profile(request: Request) -> Response:
+    """Stop the engine's profiler and write its trace."""
+    return json_response(await context_of(request).client.control("stop_profile", timeout_seconds=PROFILE_SECONDS))
 
 
 @router.get("/version", responses={200: {"model": VersionReport}}, response_class=Response)

@@ -30,5 +30,9 @@ class HealthReport(ResponseModel):
     engine: dict[str, Any] = Field(description="State of the engine, or why it is unknown.")
 
 
+class ProfileReport(ResponseModel):
+    profiling: bool
+
+
 class VersionReport(ResponseModel):
     version: str

@@ -1,0 +1,1 @@
+"""Terminal chat with any OpenAI-compatible server."""
