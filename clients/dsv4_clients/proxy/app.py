@@ -24,7 +24,7 @@ from dsv4_clients.proxy.metrics import ProxyMetrics
 from dsv4_clients.proxy.middleware import add_middleware
 from dsv4_clients.proxy.monitor import EngineMonitor
 from dsv4_clients.proxy.openapi import install_openapi
-from dsv4_clients.proxy.routes import chat, completions, messages, responses, service, tokenize
+from dsv4_clients.proxy.routes import chat, completions, messages, playground, responses, service, tokenize
 from dsv4_clients.proxy.settings import ProxySettings
 from dsv4_clients.proxy.triton_client import TritonClient
 from dsv4_clients.proxy.validation import validation_error
@@ -66,6 +66,8 @@ def build_app(settings: ProxySettings) -> FastAPI:
         redoc_url=None,
     )
     routers = [module.router for module in ROUTE_MODULES]
+    if settings.playground:
+        routers.append(playground.router)
     for router in routers:
         app.include_router(router)
     _add_exception_handlers(app)
