@@ -49,7 +49,7 @@ class CompressionSlots:
     Attributes:
         phase: [rows] int64, position modulo ratio: the row of the position bias.
         state_write: state group name -> [rows] pool rows.
-        num_closing: rows that close a window in this call; the tensors below have this length, and none is there when 0.
+        num_closing: rows that close a window in this call; when 0 the tensors below are not there.
         state_read: state group name -> [closing, source rows] pool rows of the windows, oldest first.
         state_missing: [closing, source rows] bool, rows before the start of the sequence.
         entry_write: entry group name -> [closing] pool rows.

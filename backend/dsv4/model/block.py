@@ -43,7 +43,7 @@ class Block:
     def __call__(
         self, bundle: torch.Tensor, token_ids: torch.Tensor, addresses: CallAddresses, pages: LayerPages
     ) -> torch.Tensor:
-        """bundle [rows, streams, hidden] FP32 -> the same shape. In W8A8 only half-block inputs and outputs are BF16."""
+        """bundle [rows, streams, hidden] FP32 -> the same shape. In W8A8 too the streams are never rounded."""
         u, write_weights, mapping = self._attention_connection.read(bundle)
         x = rms_norm(self._rounded(u), self._attention_norm, self._epsilon)
         output = self._attention(self._rounded(x), addresses, pages)

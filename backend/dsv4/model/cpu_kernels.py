@@ -1,7 +1,7 @@
 """Compiled CPU loops for the two places where many tiny tensor operations dominate a decode step.
 
-Both have a plain PyTorch form beside their callers, which other devices use and tests compare with. Importing this module
-imports numba, so callers do it when they need it.
+Both have a plain PyTorch form beside their callers, which other devices use and tests compare with. Importing this
+module imports numba, so callers do it when they need it.
 """
 
 from __future__ import annotations

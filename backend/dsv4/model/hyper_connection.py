@@ -10,7 +10,7 @@ import torch
 
 from dsv4.checkpoint.weights import ModelWeights
 from dsv4.config.model_config import ModelConfig
-from dsv4.model.ops import inverse_rms, linear
+from dsv4.model.ops import inverse_rms, linear, sigmoid
 
 
 class HyperConnection:
@@ -45,7 +45,7 @@ class HyperConnection:
         flat = bundle.flatten(1)
         mixes = linear(flat, self._function).mul_(inverse_rms(flat, self._norm_epsilon))
         mixes = torch.addcmul(self._base, mixes, self._scale)
-        gates = mixes[:, : 2 * streams].sigmoid()
+        gates = sigmoid(mixes[:, : 2 * streams])
         read_weights = gates[:, :streams] + self._epsilon
         write_weights = gates[:, streams:] * 2.0
         mapping = mixes[:, 2 * streams :].reshape(-1, streams, streams)
@@ -98,5 +98,5 @@ class HyperConnectionHead:
         """[rows, streams, hidden] -> [rows, hidden] FP32."""
         flat = bundle.flatten(1)
         mixes = linear(flat, self._function).mul_(inverse_rms(flat, self._norm_epsilon))
-        read_weights = torch.addcmul(self._base, mixes, self._scale).sigmoid_().add_(self._epsilon)
+        read_weights = sigmoid(torch.addcmul(self._base, mixes, self._scale)).add_(self._epsilon)
         return torch.bmm(read_weights[:, None], bundle).squeeze(1)

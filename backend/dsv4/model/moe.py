@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from dsv4.checkpoint.weights import ModelWeights
 from dsv4.config.model_config import ModelConfig
 from dsv4.model.int8_linear import Int8Linear
-from dsv4.model.ops import inverse_rms, linear, quantize_rows, round_bf16, swiglu
+from dsv4.model.ops import inverse_rms, linear, quantize_rows, round_bf16, softplus, swiglu
 from dsv4.model.routed_experts import LocalFloatExperts, LocalInt8Experts
 
 
@@ -69,7 +68,7 @@ class Router:
         logits = linear(x, self._weight)
         if factor is not None:
             logits.mul_(factor)
-        scores = F.softplus(logits).sqrt_()
+        scores = softplus(logits).sqrt_()
         if self._table is not None:
             expert_ids = self._table[token_ids]
         else:

@@ -75,7 +75,22 @@ def swiglu(gate_and_up: torch.Tensor, limit: float) -> torch.Tensor:
     The gate is clamped from above only, and before the activation.
     """
     gate, up = gate_and_up.chunk(2, dim=-1)
-    return F.silu(gate.clamp(max=limit)).mul_(up.clamp(-limit, limit))
+    gate = gate.clamp(max=limit)
+    return sigmoid(gate).mul_(gate).mul_(up.clamp(-limit, limit))
+
+
+def sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """`1 / (1 + exp(-x))`.
+
+    Unlike `torch.sigmoid`, `silu` and `softplus`, whose CPU loops compute the last few elements of a tensor in another way
+    than the others, so that a row's value would depend on how many rows follow it.
+    """
+    return x.neg().exp_().add_(1.0).reciprocal_()
+
+
+def softplus(x: torch.Tensor) -> torch.Tensor:
+    """`log(1 + exp(x))` without overflow; see `sigmoid` for why it is spelled out."""
+    return x.abs().neg_().exp_().log1p_().add_(x.clamp_min(0.0))
 
 
 def hadamard_matrix(size: int, *, device: torch.device) -> torch.Tensor:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from dsv4.checkpoint import load_weights
 from dsv4.config import ModelConfig, Numerics
 from dsv4.model import DeepseekV4Model
+
 from tests.unit.model.random_model import small_config, write_checkpoint
 
 

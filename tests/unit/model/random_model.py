@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-
 from dsv4.cache.groups import cache_groups
 from dsv4.checkpoint.names import CheckpointKind, expected_tensors
 from dsv4.config import ModelConfig, Numerics
 from dsv4.model import CachePools, DeepseekV4Model, ForwardBatch
+from safetensors.torch import save_file
 
 VECTORS = Path(__file__).resolve().parents[2] / "data" / "model"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
-
 from dsv4.checkpoint import load_weights
 from dsv4.checkpoint.names import weights as weight_specs
 from dsv4.config import ModelConfig
 from dsv4.model import DeepseekV4Model
+from safetensors.torch import save_file
+
 from tests.unit.model.random_model import Caches, run_sequence, small_config, write_checkpoint
 
 NUM_TOKENS = 300

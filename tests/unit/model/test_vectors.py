@@ -10,9 +10,9 @@ import json
 
 import pytest
 import torch
+from dsv4.model import DeepseekV4Model
 from safetensors.torch import load_file
 
-from dsv4.model import DeepseekV4Model
 from tests.unit.model.conftest import load
 from tests.unit.model.random_model import VECTORS, Caches, run_sequence
 
