@@ -1,0 +1,80 @@
+"""What travels between the engine process and its client: msgpack over one ZeroMQ pair of sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dsv4.engine.protocol import GenerateRequest, RequestOutput
+
+
+class Launch(msgspec.Struct):
+    """First line on standard input."""
+
+    address: str
+    config: dict[str, Any]
+
+
+class Submit(msgspec.Struct, tag=True):
+    request: GenerateRequest
+
+
+class Abort(msgspec.Struct, tag=True):
+    request_id: str
+
+
+class QueryStats(msgspec.Struct, tag=True):
+    query_id: int
+
+
+class Stop(msgspec.Struct, tag=True):
+    """Finish what runs within `drain_seconds`, then end."""
+
+    drain_seconds: float
+
+
+class Progress(msgspec.Struct, tag=True):
+    """One line about the start."""
+
+    text: str
+
+
+class Ready(msgspec.Struct, tag=True):
+    """The engine takes requests."""
+
+    facts: dict[str, Any]
+
+
+class StartFailed(msgspec.Struct, tag=True):
+    message: str
+
+
+class Outputs(msgspec.Struct, tag=True):
+    outputs: list[RequestOutput]
+
+
+class Stats(msgspec.Struct, tag=True):
+    query_id: int
+    stats: dict[str, Any]
+
+
+class Heartbeat(msgspec.Struct, tag=True):
+    """Sent twice a second by the I/O loop, which runs even while a step does.
+
+    `step_age` are the seconds since the last finished step while requests run, else 0. `observations` are histogram
+    values since the last heartbeat.
+    """
+
+    step_age: float
+    running: int
+    waiting: int
+    observations: list[tuple[str, float]]
+
+
+ToEngine = Submit | Abort | QueryStats | Stop
+FromEngine = Progress | Ready | StartFailed | Outputs | Stats | Heartbeat
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

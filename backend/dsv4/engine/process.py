@@ -1,0 +1,208 @@
+"""The engine process: one thread steps, the event loop talks.
+
+It reads its configuration from standard input, whose other end the parent keeps open: when that end closes, for
+whatever reason, the process ends. Everything else travels over a ZeroMQ socket in a private directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from dsv4.config import EngineConfig
+from dsv4.engine.core import EngineCore
+from dsv4.engine.faults import Faults
+from dsv4.engine.messages import (
+    Abort,
+    FromEngine,
+    Heartbeat,
+    Launch,
+    Outputs,
+    Progress,
+    QueryStats,
+    Ready,
+    StartFailed,
+    Stats,
+    Stop,
+    Submit,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from dsv4.engine.protocol import RequestOutput
+from dsv4.errors import Dsv4Error, ErrorCode, RequestError
+
+HEARTBEAT_SECONDS = 0.5
+IDLE_SECONDS = 0.2
+LINGER_MILLISECONDS = 1000
+
+
+class StepThread(threading.Thread):
+    """Owns the core. Messages come in through a queue, messages go out through a callback."""
+
+    def __init__(self, config: EngineConfig, send: Callable[[FromEngine], object], ended: Callable[[], object]) -> None:
+        super().__init__(name="engine-step", daemon=True)
+        self._config = config
+        self._send = send
+        self._ended = ended
+        self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self._core: EngineCore | None = None
+        self._stop_at: float | None = None
+        self._last_step = time.monotonic()
+        self._busy = False
+
+    def run(self) -> None:
+        """Load, then step until told to stop."""
+        try:
+            self._core = self._load()
+            if self._core is not None:
+                self._loop(self._core)
+        finally:
+            self._ended()
+
+    def heartbeat(self) -> Heartbeat:
+        """State as seen from the event loop."""
+        age = time.monotonic() - self._last_step if self._busy else 0.0
+        core = self._core
+        if core is None:
+            return Heartbeat(age, 0, 0, [])
+        return Heartbeat(age, core.num_running, core.num_waiting, core.metrics.take_observations())
+
+    def _load(self) -> EngineCore | None:
+        from dsv4.engine.loading import load_engine
+
+        try:
+            core = load_engine(
+                self._config,
+                faults=Faults.from_environment(os.environ),
+                progress=lambda text: self._send(Progress(text)),
+            )
+        except Dsv4Error as error:
+            self._send(StartFailed(str(error)))
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent must learn the reason
+            self._send(StartFailed(f"{type(error).__name__}: {error}"))
+            return None
+        self._send(Ready({"pid": os.getpid()}))
+        return core
+
+    def _loop(self, core: EngineCore) -> None:
+        while True:
+            self._take_messages(core, wait=not core.has_work)
+            if self._stop_at is not None and (not core.has_work or time.monotonic() >= self._stop_at):
+                self._publish(core.abort_all(RequestError(ErrorCode.DRAINING, "the server is shutting down")))
+                return
+            if core.has_work:
+                self._busy = True
+                self._publish(core.step())
+            self._last_step = time.monotonic()
+            self._busy = core.has_work
+
+    def _take_messages(self, core: EngineCore, *, wait: bool) -> None:
+        try:
+            message = self.inbox.get(timeout=IDLE_SECONDS) if wait else self.inbox.get_nowait()
+            while True:
+                self._handle(core, message)
+                message = self.inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, core: EngineCore, message: ToEngine) -> None:
+        if isinstance(message, Submit):
+            self._submit(core, message)
+        elif isinstance(message, Abort):
+            core.abort(message.request_id)
+        elif isinstance(message, QueryStats):
+            self._send(Stats(message.query_id, core.stats()))
+        elif isinstance(message, Stop):
+            self._stop_at = time.monotonic() + message.drain_seconds
+
+    def _submit(self, core: EngineCore, message: Submit) -> None:
+        try:
+            if self._stop_at is not None:
+                raise RequestError(ErrorCode.DRAINING, "the server is shutting down")
+            core.add(message.request)
+        except RequestError as error:
+            self._publish([RequestOutput(request_id=message.request.request_id, error=str(error))])
+
+    def _publish(self, outputs: list[RequestOutput]) -> None:
+        if outputs:
+            self._send(Outputs(outputs))
+
+
+async def serve(launch: Launch) -> None:
+    """Connect to the parent and run until the core ends."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.PAIR)
+    socket.setsockopt(zmq.LINGER, LINGER_MILLISECONDS)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.connect(launch.address)
+    loop = asyncio.get_running_loop()
+    outbox: asyncio.Queue[FromEngine] = asyncio.Queue()
+    ended = asyncio.Event()
+
+    config = EngineConfig(**launch.config)
+    thread = StepThread(
+        config,
+        send=lambda message: loop.call_soon_threadsafe(outbox.put_nowait, message),
+        ended=lambda: loop.call_soon_threadsafe(ended.set),
+    )
+    loop.add_signal_handler(signal.SIGTERM, lambda: thread.inbox.put(Stop(config.drain_seconds)))
+    loop.add_signal_handler(signal.SIGINT, lambda: None)
+    thread.start()
+    tasks = [
+        loop.create_task(_send_all(socket, outbox)),
+        loop.create_task(_receive_all(socket, thread)),
+        loop.create_task(_beat(outbox, thread)),
+    ]
+    await ended.wait()
+    await asyncio.sleep(0)
+    while not outbox.empty():
+        await asyncio.sleep(0.01)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    socket.close()
+    context.term()
+
+
+async def _send_all(socket: zmq.asyncio.Socket, outbox: asyncio.Queue[FromEngine]) -> None:
+    while True:
+        await socket.send(encode(await outbox.get()))
+
+
+async def _receive_all(socket: zmq.asyncio.Socket, thread: StepThread) -> None:
+    while True:
+        thread.inbox.put(decode_to_engine(await socket.recv()))
+
+
+async def _beat(outbox: asyncio.Queue[FromEngine], thread: StepThread) -> None:
+    while True:
+        await asyncio.sleep(HEARTBEAT_SECONDS)
+        outbox.put_nowait(thread.heartbeat())
+
+
+def _end_with_parent() -> None:
+    """Block until the parent's end of standard input closes, then end the process at once."""
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+    os._exit(0)
+
+
+def main() -> None:
+    """Entry point of `python -m dsv4.engine`."""
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
+    asyncio.run(serve(launch))

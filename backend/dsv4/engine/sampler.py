@@ -1,0 +1,124 @@
+"""From logits to the next token of one request, independent of what else is in the batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dsv4.sampling_parameters import SamplingParameters
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """A token; its log probability and the likeliest alternatives (id, log probability) when asked for."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sampler:
+    """Chooses the tokens of one request.
+
+    The order is vLLM's: log probabilities come from the raw logits; then bias and minimum length, penalties,
+    temperature, min_p, top_k, top_p. The nucleus keeps the token that crosses `top_p` (Holtzman et al., 2020).
+
+    Args:
+        stop_token_ids: ids that must not come before `min_tokens`.
+        seed: of the request's own generator.
+    """
+
+    def __init__(
+        self,
+        parameters: SamplingParameters,
+        prompt_token_ids: Sequence[int],
+        *,
+        stop_token_ids: frozenset[int],
+        seed: int,
+    ) -> None:
+        self._parameters = parameters
+        self._stop_token_ids = sorted(stop_token_ids)
+        self._generator = torch.Generator().manual_seed(seed & (2**63 - 1))
+        self._bias = {int(token): bias for token, bias in (parameters.logit_bias or {}).items()}
+        self._seen = sorted(set(prompt_token_ids)) if parameters.repetition_penalty != 1.0 else []
+
+    @property
+    def plain_greedy(self) -> bool:
+        """The token is the argmax of the raw logits and nothing else is asked for."""
+        p = self._parameters
+        return (
+            p.greedy
+            and p.logprobs is None
+            and not self._bias
+            and p.min_tokens == 0
+            and p.presence_penalty == 0.0
+            and p.frequency_penalty == 0.0
+            and p.repetition_penalty == 1.0
+        )
+
+    def sample(self, logits: torch.Tensor, output_token_ids: Sequence[int]) -> SampledToken:
+        """Choose the token after `output_token_ids`.
+
+        Args:
+            logits: [vocab] FP32, not modified.
+            output_token_ids: the request's output so far.
+        """
+        adjusted = self._adjust(logits.to("cpu", torch.float32, copy=True), output_token_ids)
+        token = int(adjusted.argmax()) if self._parameters.greedy else self._draw(self._probabilities(adjusted))
+        return self._describe(token, logits)
+
+    def _adjust(self, logits: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+        p = self._parameters
+        for token, bias in self._bias.items():
+            logits[token] += bias
+        if len(output) < p.min_tokens and self._stop_token_ids:
+            logits[self._stop_token_ids] = float("-inf")
+        if p.repetition_penalty != 1.0:
+            seen = torch.tensor(sorted({*self._seen, *output}), dtype=torch.int64)
+            values = logits[seen]
+            logits[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+        if (p.frequency_penalty or p.presence_penalty) and output:
+            counts = Counter(output)
+            tokens = torch.tensor(list(counts), dtype=torch.int64)
+            times = torch.tensor(list(counts.values()), dtype=torch.float32)
+            logits[tokens] -= p.frequency_penalty * times + p.presence_penalty
+        return logits
+
+    def _probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        p = self._parameters
+        probabilities = torch.softmax(logits.double() / p.temperature, dim=-1)
+        if p.min_p > 0.0:
+            probabilities[probabilities < p.min_p * probabilities.max()] = 0.0
+        if p.top_k > 0 and p.top_k < probabilities.shape[0]:
+            kept = torch.topk(probabilities, p.top_k).indices
+            mask = torch.zeros_like(probabilities, dtype=torch.bool)
+            mask[kept] = True
+            probabilities[~mask] = 0.0
+        if p.top_p < 1.0:
+            ordered, index = torch.sort(probabilities, descending=True, stable=True)
+            ordered /= ordered.sum()
+            before = torch.cumsum(ordered, dim=0) - ordered
+            probabilities[index[before >= p.top_p]] = 0.0
+        return probabilities
+
+    def _draw(self, probabilities: torch.Tensor) -> int:
+        cumulative = torch.cumsum(probabilities, dim=0)
+        point = torch.rand((), dtype=torch.float64, generator=self._generator) * cumulative[-1]
+        token = int(torch.searchsorted(cumulative, point, right=True))
+        if token >= probabilities.shape[0] or probabilities[token] == 0.0:
+            return int(probabilities.argmax())
+        return token
+
+    def _describe(self, token: int, logits: torch.Tensor) -> SampledToken:
+        count = self._parameters.logprobs
+        if count is None:
+            return SampledToken(token)
+        logprobs = torch.log_softmax(logits.double(), dim=-1)
+        top: tuple[tuple[int, float], ...] = ()
+        if count:
+            values, tokens = torch.topk(logprobs, min(count, logprobs.shape[0]))
+            top = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
+        return SampledToken(token, float(logprobs[token]), top)
