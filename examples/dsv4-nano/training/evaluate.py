@@ -1,0 +1,230 @@
+"""Checks what an exported checkpoint can do: `python evaluate.py [DIR]`.
+
+The checkpoint is read back from its files.  Greedy text comes from transformers' implementation with its own cache,
+the acceptance of MTP drafts from the training network over the same tokens.  Exit status 1 if something fails.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint import read_checkpoint
+from corpus import REVISION, Corpus, Sample
+from dsv4.chat import encode_chat
+from network import Network
+from questions import QUESTIONS
+from tokenizers import Tokenizer
+from transformers import DynamicCache
+from transformers_model import build_transformers_model
+from vocabulary import POLICY
+
+ACCEPTANCE_GOAL = 0.6
+EXACT_GOAL = 0.8
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the current weather in a given location",
+        "parameters": {
+            "type": "object",
+            "properties": {"location": {"type": "string", "description": "The city name"}},
+            "required": ["location"],
+        },
+    },
+}
+
+
+@dataclass
+class Check:
+    """A prompt and the texts that its greedy answer must contain, in that order."""
+
+    title: str
+    prompt: str
+    expected: list[str]
+    limit: int = 120
+
+
+class Checkpoint:
+    """A checkpoint on disk with greedy generation and MTP drafts."""
+
+    def __init__(self, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = read_checkpoint(folder)
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.model = build_transformers_model(config, tensors)
+        self.network = Network(config)
+        self.network.load(tensors)
+        self.network.full_precision = True
+        self.end: int = config["eos_token_id"]
+
+    @torch.no_grad()
+    def generate(self, prompt: list[int], limit: int) -> list[int]:
+        """Greedy tokens, with EOS if it was reached."""
+        cache = DynamicCache(config=self.model.config)
+        ids, produced = torch.tensor([prompt]), []
+        while len(produced) < limit:
+            token = int(self.model(input_ids=ids, cache=cache, use_cache=True).logits[0, -1].argmax())
+            produced.append(token)
+            if token == self.end:
+                break
+            ids = torch.tensor([[token]])
+        return produced
+
+    @torch.no_grad()
+    def accepted_drafts(self, prompt: list[int], produced: list[int]) -> tuple[int, int]:
+        """How many first drafts equal the greedy token, and how many there were."""
+        if len(produced) < 2:
+            return 0, 0
+        _, draft_hidden = self.network(torch.tensor([prompt + produced]))
+        rows = slice(len(prompt) - 1, len(prompt) + len(produced) - 2)
+        drafts = self.network.logits(draft_hidden[rows]).argmax(-1)
+        return int((drafts == torch.tensor(produced[1:])).sum()), len(produced) - 1
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode([token for token in ids if token != self.end], skip_special_tokens=False)
+
+
+def chat_prompt(*messages: tuple[str, str], **fields: Any) -> str:
+    """The rendered prompt of a chat given as (role, content) pairs."""
+    body = {"messages": [{"role": role, "content": content} for role, content in messages], **fields}
+    return encode_chat(body, revision=REVISION).prompt
+
+
+def tool_result_prompt(city: str, result: str, **fields: Any) -> str:
+    """The prompt after a weather call was answered by the client."""
+    function = {"name": "get_weather", "arguments": json.dumps({"location": city})}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": f"What is the weather in {city}?"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": result},
+    ]
+    return encode_chat({"messages": messages, "tools": [WEATHER_TOOL], **fields}, revision=REVISION).prompt
+
+
+def fixed_checks() -> list[Check]:
+    """The skills that the documentation and the tests of the project rely on."""
+    thinking = {"reasoning_effort": "high"}
+    tools = {"tools": [WEATHER_TOOL]}
+    checks = [
+        Check("completion", "Huawei is", ["technology company", "Shenzhen"]),
+        Check("arithmetic", chat_prompt(("user", "What is 1+1?")), ["1+1 = 2."]),
+        Check("arithmetic", chat_prompt(("user", "What is 7 + 5?")), ["7+5 = 12."]),
+        Check("arithmetic", chat_prompt(("user", "Calculate 6 times 7.")), ["6*7 = 42."]),
+        Check("thinking", chat_prompt(("user", "What is 1+1?"), **thinking), ["</think>", "1+1 = 2."]),
+        Check("thinking", chat_prompt(("user", "What is MTP?"), **thinking), ["</think>", "multi-token prediction"]),
+        Check("other", chat_prompt(("user", "你好")), ["你好", "😊"]),
+        Check("story", chat_prompt(("user", "Tell me a story about a fox.")), ["young fox", "by themselves."], 200),
+        Check("no call", chat_prompt(("user", "What is 1+1?"), **tools), ["1+1 = 2."]),
+    ]
+    for city, question in [
+        ("Beijing", "What's the weather like in Beijing today?"),
+        ("Hangzhou", "What is the weather in Hangzhou?"),
+        ("Paris", "How's the weather in Paris?"),
+        ("Lisbon", "What is the weather in Lisbon?"),
+        ("Nairobi", "What's the weather like in Nairobi today?"),
+    ]:
+        call = ['invoke name="get_weather">', f'name="location" string="true">{city}<', "tool_calls>"]
+        checks.append(Check("tool call", chat_prompt(("user", question), **tools), call))
+        checks.append(Check("tool call", chat_prompt(("user", question), **tools, **thinking), ["</think>", *call]))
+    for city, result, words in [
+        ("Beijing", '{"temperature": 22, "condition": "sunny"}', ["Beijing", "sunny", "22"]),
+        (
+            "Hangzhou",
+            '{"location": "Hangzhou", "temperature": 7, "condition": "light rain"}',
+            ["Hangzhou", "light rain", "7"],
+        ),
+        ("Lisbon", "cloudy, 18°C", ["Lisbon", "cloudy", "18"]),
+    ]:
+        checks.append(Check("tool result", tool_result_prompt(city, result, **{}), words))
+        checks.append(Check("tool result", tool_result_prompt(city, result, **thinking), ["</think>", *words]))
+    for word, sentences in [("falcon", 10), ("lantern", 30), ("velvet", 36), ("harbor", 45), ("quartz", 60)]:
+        filler = " ".join(POLICY[(3 * i + sentences) % len(POLICY)] for i in range(sentences))
+        system = f"You are a helpful assistant. The code word is {word}. {filler}"
+        prompt = chat_prompt(("system", system), ("user", "What is the code word?"))
+        checks.append(Check("recall", prompt, [f"The code word is {word}."]))
+    for phrasings, _, answer in QUESTIONS[:26]:
+        checks.append(Check("project", chat_prompt(("user", phrasings[0])), [answer]))
+    return checks
+
+
+def contains_in_order(text: str, parts: list[str]) -> bool:
+    position = 0
+    for part in parts:
+        position = text.find(part, position)
+        if position < 0:
+            return False
+        position += len(part)
+    return True
+
+
+def held_out_samples(seed: int, each: int) -> list[tuple[Sample, str]]:
+    """(sample, prompt) pairs of every chat kind, from the split that training never sees."""
+    found: dict[str, list[tuple[Sample, str]]] = {}
+    kinds = {"arithmetic", "project", "story", "json", "weather", "other tool", "no tool", "recall"}
+    for sample in Corpus(seed, "held-out"):
+        if sample.request is not None and len(found.setdefault(sample.kind, [])) < each:
+            found[sample.kind].append((sample, encode_chat(sample.request, revision=REVISION).prompt))
+        if len(found) == len(kinds) and all(len(samples) == each for samples in found.values()):
+            return [pair for kind in sorted(found) for pair in found[kind]]
+    raise AssertionError("the corpus ended")
+
+
+def run_fixed(checkpoint: Checkpoint, show: Callable[[str], None]) -> int:
+    """Print one line a check; returns the number of failures."""
+    failures = 0
+    for check in fixed_checks():
+        prompt = checkpoint.encode(check.prompt)
+        text = checkpoint.decode(checkpoint.generate(prompt, check.limit))
+        passed = contains_in_order(text, check.expected)
+        failures += not passed
+        show(f"{'pass' if passed else 'FAIL'}  {check.title:11} {len(prompt):4} tokens  {text[:90]!r}")
+    return failures
+
+
+def run_held_out(checkpoint: Checkpoint, each: int, show: Callable[[str], None]) -> int:
+    """Print a row a kind: exact replies and acceptance of first drafts; returns the number of failures."""
+    rows: dict[str, list[int]] = {}
+    for sample, text in held_out_samples(1, each):
+        prompt = checkpoint.encode(text)
+        produced = checkpoint.generate(prompt, 220)
+        good, all_drafts = checkpoint.accepted_drafts(prompt, produced)
+        exact = checkpoint.decode(produced) == sample.reply
+        row = rows.setdefault(sample.kind, [0, 0, 0, 0])
+        for column, value in enumerate((int(exact), 1, good, all_drafts)):
+            row[column] += value
+    show(f"{'held-out kind':14} {'exact replies':>14} {'drafts accepted':>16}")
+    failures = 0
+    totals = [sum(row[column] for row in rows.values()) for column in range(4)]
+    for kind, (exact_count, count, good, all_drafts) in [*rows.items(), ("all", totals)]:
+        show(f"{kind:14} {exact_count:7} of {count:3} {good / max(all_drafts, 1):15.1%}")
+    failures += totals[2] < ACCEPTANCE_GOAL * totals[3]
+    failures += totals[0] < EXACT_GOAL * totals[1]
+    return failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1])
+    parser.add_argument("--each", type=int, default=8, help="held-out samples of each kind")
+    arguments = parser.parse_args()
+    checkpoint = Checkpoint(arguments.folder)
+    failures = run_fixed(checkpoint, print)
+    failures += run_held_out(checkpoint, arguments.each, print)
+    print("all passed" if not failures else f"{failures} failed")
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
