@@ -32,14 +32,9 @@ class TritonInstallation:
     backend_directory: Path
     environment: dict[str, str] = field(default_factory=dict)
 
-    def command(self, model_repository: Path, *options: str) -> list[str]:
-        """The command line that serves `model_repository`."""
-        return [
-            str(self.server),
-            f"--model-repository={model_repository}",
-            f"--backend-directory={self.backend_directory}",
-            *options,
-        ]
+    def command(self, *options: str) -> list[str]:
+        """A command line with these options."""
+        return [str(self.server), f"--backend-directory={self.backend_directory}", *options]
 
 
 def find_installation(server: str | Path | None = None) -> TritonInstallation:

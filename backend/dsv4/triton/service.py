@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from dsv4.engine.protocol import FinishReason, GenerateRequest, RequestOutput
-from dsv4.errors import Dsv4Error, ErrorCode, RequestError
+from dsv4.errors import ErrorCode, RequestError
 from dsv4.triton.api import BackendUtils, Request
 from dsv4.triton.metrics import MetricsPublisher
 from dsv4.triton.request import Control, Generation, OutputOptions, read_request
@@ -31,6 +31,7 @@ STOP_SECONDS = 20.0
 CONTROL_SECONDS = 5.0
 
 _logger = logging.getLogger(__name__)
+_DEAD_PREFIX = f"[{ErrorCode.ENGINE_DEAD.value}]"
 _Result = TypeVar("_Result")
 
 
@@ -51,6 +52,9 @@ class Engine(Protocol):
 
     async def health(self) -> dict[str, Any]:
         """Answered without the engine's help; `ready` says whether it takes requests."""
+
+    def take_observations(self) -> list[tuple[str, float]]:
+        """(histogram, value) since the last call."""
 
     async def profile(self, action: str) -> None:
         """`start` or `stop`."""
@@ -149,14 +153,14 @@ class EngineService:
         options = parsed.options if isinstance(parsed, Generation) else OutputOptions()
         exchange = self._sender.open(engine_request_id, target, ResponseBuilder(self._api, options))
         if isinstance(parsed, RequestError):
-            self._count_refusal(parsed)
+            self._count(parsed.code)
             self._sender.end(exchange, parsed)
         elif self._draining and isinstance(parsed, Generation):
             self._sender.end(exchange, RequestError(ErrorCode.DRAINING, "the server is shutting down"))
         else:
             self._loop.call_soon_threadsafe(self._begin, parsed, exchange)
 
-    # From here on everything runs in the event loop, except `_cancel_threadsafe` and `_count_refusal`.
+    # From here on everything runs in the event loop, except `_cancel_threadsafe` and `_count`.
 
     def _begin(self, parsed: Generation | Control, exchange: Exchange) -> None:
         if isinstance(parsed, Control):
@@ -197,6 +201,8 @@ class EngineService:
             async for output in outputs:
                 self._sender.put(exchange, output)
                 if output.finished:
+                    if output.error is not None and output.error.startswith(_DEAD_PREFIX):
+                        self._count(ErrorCode.ENGINE_DEAD)
                     return
         finally:
             close = getattr(outputs, "aclose", None)
@@ -264,9 +270,10 @@ class EngineService:
             raise RequestError(ErrorCode.ENGINE_DEAD, "the engine is not running")
         return self._engine
 
-    def _count_refusal(self, error: RequestError) -> None:
+    def _count(self, code: ErrorCode) -> None:
+        """Count the end of a request that the engine does not know of."""
         if self._metrics is not None:
-            self._metrics.count_refusal(error.code)
+            self._metrics.count_outcome(code.value.lower())
 
     async def _start_engine(self) -> None:
         engine = self._make_engine()
@@ -280,18 +287,26 @@ class EngineService:
         """Publish metrics once a second, and end the server when the engine will not come back."""
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
+            health = await self._require_engine().health()
             try:
-                health = await self._require_engine().health()
-                if health.get("state") == ENGINE_GIVEN_UP:
-                    _logger.critical("the engine cannot be kept running (%s); ending the server", health.get("reason"))
-                    self._end_server()
-                    return
-                if self._metrics is not None:
-                    stats = await self._require_engine().stats()
-                    # Metrics are calls into the server process, too slow for the event loop.
-                    await asyncio.to_thread(self._metrics.publish, stats, health)
-            except (Dsv4Error, OSError, asyncio.TimeoutError) as error:
-                _logger.debug("no sample of the engine: %s", error)
+                await self._publish(health)
+            except Exception:
+                _logger.exception("the metrics could not be published")
+            if health.get("state") == ENGINE_GIVEN_UP:
+                _logger.critical("the engine cannot be kept running (%s); ending the server", health.get("reason"))
+                self._end_server()
+                return
+
+    async def _publish(self, health: dict[str, Any]) -> None:
+        if self._metrics is None:
+            return
+        engine = self._require_engine()
+        try:
+            stats = await engine.stats()
+        except RequestError:
+            stats = None
+        # Metrics are calls into the server process, too slow for the event loop.
+        await asyncio.to_thread(self._metrics.publish, health, stats, engine.take_observations())
 
     async def _stop_engine(self) -> None:
         for live in list(self._live.values()):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -111,7 +111,7 @@ class ServingStack:
         settings = self._settings
         environment = {**os.environ, **self._installation.environment, **settings.engine_environment}
         triton = self._installation.command(
-            settings.model_repository,
+            f"--model-repository={settings.model_repository}",
             f"--http-address={settings.triton_address}",
             f"--http-port={settings.triton_http_port}",
             f"--grpc-address={settings.triton_address}",
@@ -130,7 +130,12 @@ class ServingStack:
             *settings.proxy_options,
         ]
         self._processes.append(ManagedProcess("tritonserver", triton, environment, self._on_triton_line))
-        self._processes.append(ManagedProcess("proxy", proxy, os.environ, self._echo))
+        self._processes.append(ManagedProcess("proxy", proxy, os.environ, self._on_proxy_line))
+
+    def _on_proxy_line(self, line: str) -> None:
+        """While starting, only our own probes are in its log; if it cannot start, its last line is the error."""
+        if self._ready:
+            self._echo(line)
 
     def _on_triton_line(self, line: str) -> None:
         """Pass on the engine's lines, and of Triton's own the problems."""
@@ -207,10 +212,9 @@ class ServingStack:
             process.kill()
 
 
-def environment_lines(installation: TritonInstallation, model_repository: Path) -> list[str]:
-    """Shell lines that make a plain `tritonserver` work, with its command line as a comment."""
-    command = " ".join(installation.command(model_repository))
+def environment_lines(installation: TritonInstallation) -> list[str]:
+    """Shell lines after which a plain `tritonserver --model-repository …` works."""
     return [
-        *(f"export {name}={json.dumps(value)}" for name, value in installation.environment.items()),
-        f"# {command}",
+        *(f"export {name}={shlex.quote(value)}" for name, value in installation.environment.items()),
+        f'tritonserver() {{ {shlex.join(installation.command())} "$@"; }}',
     ]

@@ -208,6 +208,9 @@ class ScriptedEngine:
     async def health(self) -> dict[str, Any]:
         return self.health_report
 
+    def take_observations(self) -> list[tuple[str, float]]:
+        return []
+
     async def profile(self, action: str) -> None:
         self.profiled.append(action)
 

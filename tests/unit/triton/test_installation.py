@@ -72,11 +72,7 @@ def test_system_installation_uses_its_own_backends(tmp_path: Path) -> None:
     server = system_triton(tmp_path, PYTHON_VERSION)
     found = find_installation(server)
     assert found.backend_directory == tmp_path / "backends"
-    assert found.command(tmp_path / "repository", "--http-port=1")[1:] == [
-        f"--model-repository={tmp_path / 'repository'}",
-        f"--backend-directory={tmp_path / 'backends'}",
-        "--http-port=1",
-    ]
+    assert found.command("--http-port=1")[1:] == [f"--backend-directory={tmp_path / 'backends'}", "--http-port=1"]
 
 
 def test_system_installation_for_another_python_is_refused(tmp_path: Path) -> None:

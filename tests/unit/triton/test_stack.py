@@ -102,7 +102,7 @@ def test_port_in_use_is_named() -> None:
 
 def test_the_engines_reason_is_the_error(tmp_path: Path) -> None:
     body = f"import sys\nprint('noise')\nprint({START_FAILURE_PREFIX + 'no such checkpoint'!r})\nsys.exit(1)"
-    with pytest.raises(EngineStartError, match="^no such checkpoint$"):
+    with pytest.raises(EngineStartError, match=r"^no such checkpoint$"):
         ServingStack(settings(), triton_script(tmp_path, body), print).run()
 
 
@@ -140,8 +140,7 @@ def test_stale_shared_memory_goes_and_mapped_stays() -> None:
 
 
 def test_environment_lines_are_shell() -> None:
-    installation = TritonInstallation(Path("/b/tritonserver"), Path("/backends"), {"A": "x y"})
-    lines = environment_lines(installation, Path("/repository"))
-    script = "\n".join(lines) + '\necho "$A"'
-    assert subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout == "x y\n"
-    assert lines[-1] == "# /b/tritonserver --model-repository=/repository --backend-directory=/backends"
+    installation = TritonInstallation(Path("/bin/echo"), Path("/back ends"), {"A": "x $y"})
+    script = "\n".join([*environment_lines(installation), 'echo "$A"', "tritonserver --model-repository 'a b'"])
+    result = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "x $y\n--backend-directory=/back ends --model-repository a b\n"

@@ -1,0 +1,124 @@
+"""`dsv4 serve` and plain tritonserver: start, clean stop, and failures that say why."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.integration.server import (
+    START_SECONDS,
+    engine_process,
+    free_ports,
+    running_server,
+    serve_command,
+    test_environment,
+    wait_for,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = "Huawei is"
+
+
+def shared_memory_regions() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("triton_python_backend_shm_region_*")}
+
+
+def run_serve(*arguments: str, ports: list[int] | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        serve_command(ports or free_ports(4), *arguments),
+        env=test_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+
+
+def test_stops_cleanly_and_leaves_nothing() -> None:
+    before = shared_memory_regions()
+    with running_server() as server:
+        assert httpx.get(f"{server.api}/health/ready", trust_env=False).status_code == 200
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        assert any("dsv4.engine" in " ".join(process.cmdline()) for process in family)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 0, server.log_text()
+    wait_for(lambda: not any(process.is_running() for process in family), 10)
+    assert shared_memory_regions() <= before
+
+
+def test_death_of_tritonserver_ends_serve() -> None:
+    with running_server() as server:
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        triton = next(process for process in family if process.name() == "tritonserver")
+        triton.kill()
+        assert server.process.wait(60) == 1
+        assert "tritonserver was ended by SIGKILL" in server.log_text()
+    wait_for(lambda: not any(process.is_running() for process in family), 15)
+
+
+def test_repeated_deaths_of_the_engine_end_serve() -> None:
+    with running_server(DSV4_MAX_RESTARTS="1") as server:
+        for _ in range(2):
+            wait_for(lambda: server.control("health")["ready"], 60, interval=0.2)
+            engine_process(server).kill()
+            wait_for(lambda: server.process.poll() is not None or not server.control("health")["ready"], 10)
+        assert server.process.wait(60) == 1, server.log_text()
+
+
+def test_port_in_use_is_one_line() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        result = run_serve(ports=[port, *free_ports(3)])
+    assert result.returncode == 1
+    assert f"127.0.0.1:{port} is in use" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_engine_that_cannot_start_is_one_line(tmp_path: Path) -> None:
+    result = run_serve("--model", str(tmp_path))
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines()[-1].startswith("dsv4: error: ")
+    assert str(tmp_path) in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_plain_tritonserver() -> None:
+    """The environment that `--print-environment` prints is enough."""
+    http_port, grpc_port, metrics_port = free_ports(3)
+    options = f"--http-port {http_port} --grpc-port {grpc_port} --metrics-port {metrics_port}"
+    addresses = "--http-address 127.0.0.1 --grpc-address 127.0.0.1 --metrics-address 127.0.0.1"
+    script = (
+        f'eval "$({sys.executable} -m dsv4.cli.main serve --print-environment)"\n'
+        f"tritonserver --model-repository model_repository {options} {addresses}"
+    )
+    process = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=ROOT,
+        env=test_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{http_port}/v2/models/deepseek_v4/generate"
+
+    def answers() -> bool:
+        assert process.poll() is None, "tritonserver ended"
+        try:
+            body = {"text_input": PROMPT, "max_tokens": 2}
+            return httpx.post(url, json=body, timeout=30, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        wait_for(answers, START_SECONDS, interval=0.3)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(60)
