@@ -20,10 +20,11 @@ from dsv4_converter.tables import ERROR_LANES, STEP_MAX, STEP_MIN
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-_compile = numba.njit(cache=bool(os.environ.get("NUMBA_CACHE_DIR")), **_OPTIONS)
+# Numba's type stubs do not know all of its options.
+_njit: Any = numba.njit
+_compile = _njit(nogil=True, error_model="numpy", cache=bool(os.environ.get("NUMBA_CACHE_DIR")))
 # Called from compiled code only: leaving the Python entry points out saves compile time.
-_inner = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)
+_inner = _njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 _group_mask, _convert_group = make_group_kernels()
 
