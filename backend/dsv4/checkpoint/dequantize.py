@@ -1,7 +1,7 @@
 """Values of quantised weights, and the INT8 form of a row.
 
-Source checkpoints store FP8 E4M3 with one scale per 128 x 128 block, and routed experts as MXFP4: two E2M1 codes a byte,
-low nibble first, one E8M0 scale per 32 columns.
+Source checkpoints store FP8 E4M3 with one scale per 128 x 128 block, and routed experts as MXFP4: two E2M1 codes a
+byte, low nibble first, one E8M0 scale per 32 columns.
 """
 
 from __future__ import annotations

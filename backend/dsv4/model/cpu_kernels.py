@@ -33,7 +33,7 @@ def grouped_int8_products(x: torch.Tensor, weight: torch.Tensor, experts: torch.
     return out
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def _sinkhorn(mapping: np.ndarray, iterations: int, epsilon: np.float32) -> None:
     rows, streams, _ = mapping.shape
     for row in range(rows):
@@ -66,7 +66,7 @@ def _sinkhorn(mapping: np.ndarray, iterations: int, epsilon: np.float32) -> None
                     matrix[source, target] /= total
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, error_model="numpy", nogil=True)
 def _grouped_int8_products(x: np.ndarray, weight: np.ndarray, experts: np.ndarray, out: np.ndarray) -> None:
     rows, depth = x.shape
     for row in range(rows):

@@ -82,8 +82,8 @@ def swiglu(gate_and_up: torch.Tensor, limit: float) -> torch.Tensor:
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
     """`1 / (1 + exp(-x))`.
 
-    Unlike `torch.sigmoid`, `silu` and `softplus`, whose CPU loops compute the last few elements of a tensor in another way
-    than the others, so that a row's value would depend on how many rows follow it.
+    Unlike `torch.sigmoid`, `silu` and `softplus`, whose CPU loops compute the last few elements of a tensor in another
+    way than the others, so that a row's value would depend on how many rows follow it.
     """
     return x.neg().exp_().add_(1.0).reciprocal_()
 

@@ -1,7 +1,7 @@
 """Routed experts whose weights are all in this process.
 
-Routes are sorted by expert, so that few products serve many routes. INT8 products are exact, so neither the order nor the
-way they are computed changes a result.
+Routes are sorted by expert, so that few products serve many routes. INT8 products are exact, so neither the order nor
+the way they are computed changes a result.
 """
 
 from __future__ import annotations
