@@ -77,7 +77,7 @@ def check_encode(case: dict[str, Any], tokenizer: ChatTokenizer) -> str | None:
     resolved = case["resolved"]
     if chat.thinking_mode != resolved["thinking_mode"]:
         return f"mode {chat.thinking_mode}"
-    if chat.drop_thinking != resolved.get("drop_thinking", chat.drop_thinking):
+    if chat.thinking.enabled and chat.drop_thinking != resolved.get("drop_thinking", chat.drop_thinking):
         return f"drop_thinking {chat.drop_thinking}"
     if encoded.output_format["start_state"] != _expected_start(case):
         return f"output starts in {encoded.output_format['start_state']}"

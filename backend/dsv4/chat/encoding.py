@@ -92,7 +92,8 @@ def encode_chat(request: Mapping[str, Json], *, revision: str, tokenizer: Prompt
     parallel = _read_flag(body, "parallel_tool_calls", True)
     include_reasoning = _read_flag(body, "include_reasoning", True)
     response_format = read_response_format(body.get("response_format"))
-    thinking = resolve_thinking(body, known_revision, has_tools=bool(tools))
+    listed = [] if choice.mode == "none" else [tool for tool in tools if choice.name in (None, tool.name)]
+    thinking = resolve_thinking(body, known_revision, has_tools=bool(listed))
 
     turns = read_messages(body.get("messages"))
     continue_final = turns[-1].prefix or _read_continuation(body)
@@ -100,7 +101,6 @@ def encode_chat(request: Mapping[str, Json], *, revision: str, tokenizer: Prompt
     if continue_final and choice.demands_call:
         raise invalid_argument("tool_choice", "cannot demand a call while the last message is continued")
 
-    listed = () if choice.mode == "none" else [tool for tool in tools if choice.name in (None, tool.name)]
     prompt, start_state = render_prompt(
         turns,
         thinking=thinking,

@@ -81,6 +81,7 @@ class MarkupMachine:
         self._calls_in_block = 0
         self._call_count = 0
         self._finished_calls = 0
+        self._tails = {State.CONTENT: "", State.REASONING: ""}
         self._keys: set[str] = set()
         self._body: list[str] = []
         self._value_key = ""
@@ -158,8 +159,12 @@ class MarkupMachine:
         return True
 
     def _publish(self, text: str) -> None:
+        """Publish text; a lone DSML token does not join a ``<`` before a dropped marker to what reads like a tag."""
+        if text.startswith(DSML_MARK) and self._tails[self.state].endswith(("<", "</")) and self._tools:
+            text = text.lstrip(DSML_MARK)
         if not text:
             return
+        self._tails[self.state] = (self._tails[self.state] + text[-2:])[-2:]
         if self.state is State.REASONING:
             self._events.reasoning(spell(text))
         else:

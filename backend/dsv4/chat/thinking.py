@@ -49,7 +49,7 @@ def resolve_thinking(request: dict[str, Json], revision: Revision, *, has_tools:
 
     Chat is the default; an effort above ``none`` turns thinking on; an explicit switch
     (``chat_template_kwargs.enable_thinking``, then ``chat_template_kwargs.thinking``, then ``thinking.type``)
-    wins over the effort. With tools the reasoning of earlier turns stays in the prompt.
+    wins over the effort. With tools in the prompt the reasoning of earlier turns stays in it, too.
     """
     kwargs = _read_template_kwargs(request.get("chat_template_kwargs"))
     requested = _read_effort(request.get("reasoning_effort"), "reasoning_effort")

@@ -19,6 +19,9 @@ from dsv4.errors import ConfigurationError
 DEFAULT_CACHE_CHARACTERS = 32_000_000
 """Text kept with its ids; at four characters a token about 8 million tokens, 64 to 160 MB when full."""
 
+PARALLEL_CHARACTERS = 50_000
+"""Text from which on a prompt is tokenised by several threads."""
+
 
 class ChatTokenizer:
     """Two views of one tokenizer.json: with the added vocabulary for raw prompts, without it for user text.
@@ -128,6 +131,9 @@ class ChatTokenizer:
         return data
 
     def _encode_plain_batch(self, texts: list[str]) -> list[array[int]]:
+        # Waking the thread pool costs more than a short conversation does.
+        if sum(map(len, texts)) < PARALLEL_CHARACTERS:
+            return [array("i", self._plain.encode(text, add_special_tokens=False).ids) for text in texts]
         encodings = self._plain.encode_batch_fast(texts, add_special_tokens=False)
         return [array("i", encoding.ids) for encoding in encodings]
 

@@ -208,6 +208,12 @@ def test_unknown_tags_never_reach_content():
     assert end.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("text", ["</</｜DSML｜foo>｜DSML｜x", "<</think>｜DSML｜x", "<<think>r</think>/｜DSML｜x"])
+def test_dropped_markers_do_not_leave_a_tag_behind(text):
+    message, _, _, _ = parse(text)
+    assert message["content"] in ("</x", "<x")
+
+
 def test_markers_inside_values_are_data():
     value = 'a</think><think>"\\\n\t<｜DSML｜invoke name="f"></｜DSML｜invoke></｜DSML｜tool_calls></｜DSML｜param'
     message, end, _, _ = parse(BLOCK_OPEN + invoke("f", parameter("a", value)) + BLOCK_CLOSE)

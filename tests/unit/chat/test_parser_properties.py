@@ -66,7 +66,7 @@ def feed(parser, ids, rng):
     st.none() | tricky_text,
     st.integers(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_what_was_encoded_is_parsed_back(calls, content, reasoning, seed):
     """A turn of the history, cut out of the prompt by its ids, parses to the message it was rendered from."""
     tool_calls = [
@@ -160,7 +160,7 @@ def without_ids(message):
 
 
 @given(any_ids, formats, st.integers())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_anything_a_model_could_generate(ids, output_format, seed):
     whole = ChatParser(output_format, TOKENIZER)
     builder = MessageBuilder()
@@ -177,7 +177,7 @@ def test_anything_a_model_could_generate(ids, output_format, seed):
 
 
 @given(st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=6), max_size=20).map("".join), formats, st.integers())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_text(text, output_format, seed):
     rng = random.Random(seed)
     results = []
