@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsv4.chat import ChatParser, ChatTokenizer, OutputStream
 from dsv4.engine.protocol import FinishReason, GenerateRequest, RequestOutput, TokenLogprob, Usage
-from dsv4.engine.sampler import SampledToken
 from dsv4.errors import ErrorCode, RequestError
+
+if TYPE_CHECKING:
+    # The engine's client uses this module too, in a process that must not load PyTorch.
+    from dsv4.engine.sampler import SampledToken
 
 
 class OutputProcessor:
