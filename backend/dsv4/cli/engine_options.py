@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -10,8 +9,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from dsv4.config import EngineConfig
-from dsv4.config.engine_config import ENVIRONMENT_PREFIX, plain_type
+from dsv4.config.engine_config import ENVIRONMENT_PREFIX, FIELDS, option_name, plain_type
 
 _PANEL = "Engine"
 
@@ -57,19 +55,18 @@ def _text(value: Any) -> str:
 
 
 def _engine_parameters() -> list[inspect.Parameter]:
-    return [_parameter(field) for field in dataclasses.fields(EngineConfig)]
+    return [_parameter(name) for name in FIELDS]
 
 
-def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
-    kind = plain_type(field.name)
-    flag = "--" + field.name.replace("_", "-")
+def _parameter(name: str) -> inspect.Parameter:
+    field, kind, flag = FIELDS[name], plain_type(name), option_name(name)
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     default = "" if field.default is None else f" [default: {_text(field.default)}]"
     option = typer.Option(
         declaration, help=field.metadata["help"] + default, rich_help_panel=_PANEL, show_default=False
     )
     return inspect.Parameter(
-        field.name,
+        name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
         annotation=Annotated[Optional[kind], option],  # noqa: UP045 - typer reads this on Python 3.10

@@ -11,7 +11,7 @@ import typer
 
 from dsv4.cli.engine_options import engine_environment, with_engine_options
 from dsv4.config import EngineConfig
-from dsv4.default_model import resolve_model, shipped_model_directory
+from dsv4.default_model import resolve_model
 from dsv4.errors import ConfigurationError
 from dsv4.triton.installation import TritonInstallation, find_installation, find_model_repository
 from dsv4.triton.models import ENGINE_FILE, ENGINE_MODEL
@@ -102,9 +102,8 @@ def _proxy_options(
     config: EngineConfig, generate_config: str | None, exit_timeout: int, further: list[str]
 ) -> list[str]:
     directory = resolve_model(config.model, progress=lambda text: typer.echo(text, err=True))
-    source = shipped_model_directory() if config.model is None else Path(config.model).resolve()
     # The name of the Triton model always works too.
-    names = dict.fromkeys([config.served_model_name or source.name, ENGINE_MODEL])
+    names = dict.fromkeys([config.model_name, ENGINE_MODEL])
     options = ["--served-model-name", *names, "--shutdown-timeout", str(exit_timeout)]
     if (directory / "tokenizer.json").is_file():
         options += ["--tokenizer", str(directory)]

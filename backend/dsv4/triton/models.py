@@ -34,7 +34,7 @@ def start_engine_service(api: BackendUtils, arguments: Mapping[str, str]) -> Eng
         config = read_engine_config(arguments)
         metrics = MetricsPublisher(api, {"model": arguments["model_name"], "version": arguments["model_version"]})
         service = EngineService(api, lambda: EngineClient(config, on_progress=_log_progress), metrics=metrics)
-        service.start(config.start_timeout_seconds)
+        service.start()
     except Dsv4Error as error:
         _logger.error("%s%s", START_FAILURE_PREFIX, " ".join(str(error).split()))
         raise
