@@ -17,8 +17,13 @@ from dsv4.model.batch import ForwardBatch
 from dsv4.model.cache_pools import CachePools
 from dsv4.model.rope import RotaryTable, Rotation
 
-KEY_TILE = 128
-"""Keys of one softmax tile; extents are padded to whole tiles so that tiling depends on positions only."""
+KEY_STEP = 16
+"""Key extents are padded to multiples of this, so that few different shapes occur."""
+
+
+def round_up(keys: int) -> int:
+    """Padded extent of a number of keys."""
+    return -(-keys // KEY_STEP) * KEY_STEP
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class CompressionSlots:
         state_missing: [closing, source rows] bool, rows before the start of the sequence.
         entry_write: entry group name -> [closing] pool rows.
         rotation: factors at the window starts.
-        entries: entry group name -> visible entries of each row in order, padded to whole tiles; empty when no row
+        entries: entry group name -> visible entries of each row in order, padded; empty when no row
             sees any.
         most_visible: entries that the row which sees most sees.
     """
@@ -121,7 +126,7 @@ class AddressBuilder:
 
     def _window(self, batch: ForwardBatch, reader: _TableReader) -> KeySlots:
         window = self._config.sliding_window
-        padded = -(-window // KEY_TILE) * KEY_TILE
+        padded = round_up(window)
         age = torch.arange(window - 1, window - 1 - padded, -1, device=batch.positions.device)
         positions = batch.positions[:, None] - age
         valid = (positions >= 0) & (age >= 0)
@@ -162,7 +167,7 @@ class AddressBuilder:
     def _entries(ratio: int, positions: torch.Tensor, most_visible: int, reader: _TableReader) -> dict[str, KeySlots]:
         if most_visible == 0:
             return {}
-        padded = -(-most_visible // KEY_TILE) * KEY_TILE
+        padded = round_up(most_visible)
         numbers = torch.arange(padded, device=positions.device)
         valid = numbers < (positions[:, None] + 1) // ratio
         # An entry lies where its window's last position is written.

@@ -7,14 +7,18 @@ compressed layers, to entries: all visible ones (ratio 128) or those the indexer
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from dsv4.checkpoint.weights import ModelWeights
 from dsv4.config.model_config import CSA_RATIO, ModelConfig
-from dsv4.model.addressing import KEY_TILE, CallAddresses, KeySlots
+from dsv4.model.addressing import CallAddresses, KeySlots
 from dsv4.model.compressor import Compressor
 from dsv4.model.indexer import Indexer
 from dsv4.model.int8_linear import Int8Linear
 from dsv4.model.ops import batched_linear, gather_rows, inverse_rms, linear, quantize_rows, rms_norm, round_bf16
+
+KEY_TILE = 128
+"""Keys whose weights are summed together; tiles follow each other in order."""
 
 MAX_KEY_ELEMENTS = 1 << 24
 """Rows attend in slices of at most this many gathered key elements, which bounds the memory of a call."""
@@ -196,8 +200,8 @@ def attend(
 
     Args:
         query: [rows, heads, head_dim] FP32.
-        keys: key sources [rows, tiles * 128, head_dim] FP32, keys and values; zero where masked.
-        masks: [rows, 1, tiles * 128] FP32 for each source, 0 or minus infinity; at least one 0 in each row.
+        keys: key sources [rows, keys, head_dim] FP32, keys and values; zero where masked.
+        masks: [rows, 1, keys] FP32 for each source, 0 or minus infinity; at least one 0 in each row.
         sink: [heads] FP32, not scaled.
         round_weights: round the exponentials to BF16 for the product with the values, as the W8A8 kernels do; the
             denominator is not rounded.
@@ -214,14 +218,14 @@ def attend(
     weights = scores.sub_(maximum).exp_()
     factors = round_bf16(weights) if round_weights else weights
     denominator = (sink[:, None] - maximum).exp_()  # [rows, heads, 1]
+    tiles = [tile for source in keys for tile in source.split(KEY_TILE, dim=1)]
+    widths = [tile.shape[1] for tile in tiles]
     output = None
     for tile, tile_weights, tile_factors in zip(
-        [tile for source in keys for tile in source.split(KEY_TILE, dim=1)],
-        weights.split(KEY_TILE, dim=2),
-        factors.split(KEY_TILE, dim=2),
-        strict=True,
+        tiles, weights.split(widths, dim=2), factors.split(widths, dim=2), strict=True
     ):
-        denominator += tile_weights.sum(dim=2, keepdim=True)
+        # Summed at full width, because the order of a sum depends on its length.
+        denominator += F.pad(tile_weights, (0, KEY_TILE - tile.shape[1])).sum(dim=2, keepdim=True)
         output = torch.bmm(tile_factors, tile) if output is None else output.baddbmm_(tile_factors, tile)
     assert output is not None
     return output.div_(denominator)

@@ -11,7 +11,7 @@ import torch
 from dsv4.checkpoint.weights import ModelWeights
 from dsv4.config.model_config import CSA_RATIO, ModelConfig
 from dsv4.errors import ConfigurationError
-from dsv4.model.addressing import KEY_TILE, CompressionSlots, KeySlots
+from dsv4.model.addressing import CompressionSlots, KeySlots, round_up
 from dsv4.model.compressor import Compressor
 from dsv4.model.int8_linear import Int8Linear
 from dsv4.model.ops import gather_rows, hadamard_matrix, linear, quantize_rows, round_bf16
@@ -147,8 +147,7 @@ def select_highest(scores: torch.Tensor, valid: torch.Tensor, count: int) -> tup
         valid: [rows, columns] bool.
 
     Returns:
-        columns [rows, padded] int64 and which of them are present [rows, padded]; padded is `count` rounded up to whole
-        key tiles.
+        columns [rows, padded] int64 and which of them are present [rows, padded].
     """
     rows, columns = scores.shape
     scores = scores.masked_fill(~valid, float("-inf"))
@@ -158,7 +157,7 @@ def select_highest(scores: torch.Tensor, valid: torch.Tensor, count: int) -> tup
     missing = count - above.sum(dim=1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=1) <= missing))
     rank = chosen.cumsum(dim=1)
-    padded = -(-count // KEY_TILE) * KEY_TILE
+    padded = round_up(count)
     # Columns that are not chosen all land in one extra place, which is cut off.
     place = torch.where(chosen, rank - 1, padded)
     selected = scores.new_zeros(rows, padded + 1, dtype=torch.int64)

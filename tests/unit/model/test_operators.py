@@ -168,7 +168,7 @@ def test_select_highest_takes_the_lowest_column_among_equals() -> None:
     scores = torch.randint(0, 4, (50, 200), generator=generator).float()
     valid = torch.arange(200) < torch.randint(0, 201, (50, 1), generator=generator)
     selected, present = select_highest(scores.masked_fill(~valid, 9.0), valid, 20)
-    assert selected.shape == (50, 128)
+    assert selected.shape == (50, 32)
     for row in range(50):
         candidates = sorted((-float(scores[row, j]), j) for j in range(200) if valid[row, j])
         assert selected[row][present[row]].tolist() == sorted(j for _, j in candidates[:20])
