@@ -59,7 +59,8 @@ def test_closed_http_stream(server: Server) -> None:
     url = f"{server.http}/v2/models/deepseek_v4/generate_stream"
     body = {"text_input": PROMPT, "stream": True, "sampling_parameters": LONG}
     with httpx.stream("POST", url, json=body, timeout=60, trust_env=False) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: its end would close the response
+        next(lines)
         assert active(server) == 1
     assert wait_for(lambda: active(server) == 0, 5) < 1.0
 

@@ -26,6 +26,7 @@ _TRITON_PROBLEM = re.compile(r"[WEF]\d{4} ")
 _TRITON_NOISE = ("CUDA", "Cuda", "NVML", "DCGM", "pinned_memory_manager")
 _TRITON_LOG_LINE = re.compile(r"[IWEF]\d{4} |[+|]|$")
 _KILL_GRACE_SECONDS = 15.0
+_UNREADY_STOP_SECONDS = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,8 @@ class ServingStack:
         if self._signals > 1:
             # The second signal means now.
             for process in self._processes:
-                os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
 
     def _check_ports(self) -> None:
         settings = self._settings
@@ -104,12 +106,15 @@ class ServingStack:
             "--triton-metrics-port": (settings.triton_address, settings.triton_metrics_port),
         }
         for option, (host, port) in ports.items():
+            if [each for _, each in ports.values()].count(port) > 1:
+                raise ConfigurationError(f"port {port} is given twice; choose another {option}")
             if not port_is_free(host, port):
                 raise ConfigurationError(f"{host}:{port} is in use or cannot be bound; choose another {option}")
 
     def _start(self) -> None:
         settings = self._settings
         environment = {**os.environ, **self._installation.environment, **settings.engine_environment}
+        environment.pop("DSV4_API_KEYS", None)  # the proxy's business alone
         triton = self._installation.command(
             f"--model-repository={settings.model_repository}",
             f"--http-address={settings.triton_address}",
@@ -205,9 +210,11 @@ class ServingStack:
 
     def _stop(self) -> None:
         """First the proxy, which drains its requests, then tritonserver."""
-        timeout = self._settings.exit_timeout_seconds + _KILL_GRACE_SECONDS
+        # A server that is still loading has no requests to finish, and does not listen to signals.
+        timeout = self._settings.exit_timeout_seconds + _KILL_GRACE_SECONDS if self._ready else _UNREADY_STOP_SECONDS
         for process in reversed(self._processes):
-            if process.poll() is None and not process.terminate(timeout) and self._signals < 2:
+            ended = process.poll() is not None or process.terminate(timeout)
+            if not ended and self._ready and self._signals < 2:
                 self._echo(f"{process.name} did not end within {timeout:.0f} s and was killed")
             process.kill()
 
