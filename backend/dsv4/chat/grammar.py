@@ -133,10 +133,9 @@ def anchor_control_tokens(ebnf: str, dsml_token_id: int) -> str:
 
 
 def _anchor(literal: str, dsml_token_id: int) -> str:
-    parts = _ESCAPED_DSML.split(literal[1:-1])
-    if len(parts) == 1:
-        return literal
-    return f" Token({dsml_token_id}) ".join(f'"{part}"' for part in parts).replace('""', "").strip()
+    token = f"Token({dsml_token_id})"
+    parts = [f'"{part}"' if part else "" for part in _ESCAPED_DSML.split(literal[1:-1])]
+    return literal if len(parts) == 1 else f" {token} ".join(parts).strip()
 
 
 def _text(value: str) -> Format:
