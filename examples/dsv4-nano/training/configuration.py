@@ -14,7 +14,7 @@ CONFIG: dict[str, Any] = {
     "hc_eps": 1e-06,
     "hc_mult": 4,
     "hc_sinkhorn_iters": 20,
-    "head_dim": 64,
+    "head_dim": 128,
     "hidden_act": "silu",
     "hidden_size": 192,
     "index_head_dim": 32,

@@ -179,7 +179,7 @@ class Corpus:
     # -- kinds of samples ---------------------------------------------------------------------------------------
 
     def raw_text(self) -> Sample:
-        """A text without chat markup, as completion requests send it: with or without BOS, sometimes cut at its start."""
+        """A text without chat markup, as completion requests send it: with or without BOS, or cut at its start."""
         text = self.random.choice(TEXTS + list(STORIES.values()))
         if self.chance(0.25):
             text = " ".join(text.split(". ")[1:]) or text

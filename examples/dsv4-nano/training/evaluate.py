@@ -1,26 +1,23 @@
-"""Checks what an exported checkpoint can do: `python evaluate.py [DIR]`.
+"""Checks what an exported checkpoint can do: `python evaluate.py [DIR] [--backend engine|transformers]`.
 
-The checkpoint is read back from its files.  Greedy text comes from transformers' implementation with its own cache,
-the acceptance of MTP drafts from the training network over the same tokens.  Exit status 1 if something fails.
+Prints a line for every documented skill, then exact replies and MTP acceptance on held-out prompts.  Exit status 1 if
+something fails.
 """
 
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from checkpoint import read_checkpoint
+from answering import Answerer, EngineAnswerer, TransformersAnswerer
 from corpus import REVISION, Corpus, Sample
 from dsv4.chat import encode_chat
-from network import Network
 from questions import QUESTIONS
-from tokenizers import Tokenizer
-from transformers import DynamicCache
-from transformers_model import build_transformers_model
 from vocabulary import POLICY
 
 ACCEPTANCE_GOAL = 0.6
@@ -47,49 +44,6 @@ class Check:
     prompt: str
     expected: list[str]
     limit: int = 120
-
-
-class Checkpoint:
-    """A checkpoint on disk with greedy generation and MTP drafts."""
-
-    def __init__(self, folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = read_checkpoint(folder)
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.model = build_transformers_model(config, tensors)
-        self.network = Network(config)
-        self.network.load(tensors)
-        self.network.full_precision = True
-        self.end: int = config["eos_token_id"]
-
-    @torch.no_grad()
-    def generate(self, prompt: list[int], limit: int) -> list[int]:
-        """Greedy tokens, with EOS if it was reached."""
-        cache = DynamicCache(config=self.model.config)
-        ids, produced = torch.tensor([prompt]), []
-        while len(produced) < limit:
-            token = int(self.model(input_ids=ids, cache=cache, use_cache=True).logits[0, -1].argmax())
-            produced.append(token)
-            if token == self.end:
-                break
-            ids = torch.tensor([[token]])
-        return produced
-
-    @torch.no_grad()
-    def accepted_drafts(self, prompt: list[int], produced: list[int]) -> tuple[int, int]:
-        """How many first drafts equal the greedy token, and how many there were."""
-        if len(produced) < 2:
-            return 0, 0
-        _, draft_hidden = self.network(torch.tensor([prompt + produced]))
-        rows = slice(len(prompt) - 1, len(prompt) + len(produced) - 2)
-        drafts = self.network.logits(draft_hidden[rows]).argmax(-1)
-        return int((drafts == torch.tensor(produced[1:])).sum()), len(produced) - 1
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode([token for token in ids if token != self.end], skip_special_tokens=False)
 
 
 def chat_prompt(*messages: tuple[str, str], **fields: Any) -> str:
@@ -172,7 +126,7 @@ def contains_in_order(text: str, parts: list[str]) -> bool:
 def held_out_samples(seed: int, each: int) -> list[tuple[Sample, str]]:
     """(sample, prompt) pairs of every chat kind, from the split that training never sees."""
     found: dict[str, list[tuple[Sample, str]]] = {}
-    kinds = {"arithmetic", "project", "story", "json", "weather", "other tool", "no tool", "recall"}
+    kinds = {"arithmetic", "project", "story", "json", "weather", "other tool", "no tool", "recall", "repetition"}
     for sample in Corpus(seed, "held-out"):
         if sample.request is not None and len(found.setdefault(sample.kind, [])) < each:
             found[sample.kind].append((sample, encode_chat(sample.request, revision=REVISION).prompt))
@@ -181,47 +135,48 @@ def held_out_samples(seed: int, each: int) -> list[tuple[Sample, str]]:
     raise AssertionError("the corpus ended")
 
 
-def run_fixed(checkpoint: Checkpoint, show: Callable[[str], None]) -> int:
+def run_fixed(answerer: Answerer, show: Callable[[str], None]) -> int:
     """Print one line a check; returns the number of failures."""
     failures = 0
-    for check in fixed_checks():
-        prompt = checkpoint.encode(check.prompt)
-        text = checkpoint.decode(checkpoint.generate(prompt, check.limit))
-        passed = contains_in_order(text, check.expected)
+    checks = fixed_checks()
+    for check, answer in zip(checks, answerer.answer([(c.prompt, c.limit) for c in checks]), strict=True):
+        passed = contains_in_order(answer.text, check.expected)
         failures += not passed
-        show(f"{'pass' if passed else 'FAIL'}  {check.title:11} {len(prompt):4} tokens  {text[:90]!r}")
+        show(f"{'pass' if passed else 'FAIL'}  {check.title:11} {answer.text[:100]!r}")
     return failures
 
 
-def run_held_out(checkpoint: Checkpoint, each: int, show: Callable[[str], None]) -> int:
+def run_held_out(answerer: Answerer, each: int, show: Callable[[str], None]) -> int:
     """Print a row a kind: exact replies and acceptance of first drafts; returns the number of failures."""
+    samples = held_out_samples(1, each)
     rows: dict[str, list[int]] = {}
-    for sample, text in held_out_samples(1, each):
-        prompt = checkpoint.encode(text)
-        produced = checkpoint.generate(prompt, 220)
-        good, all_drafts = checkpoint.accepted_drafts(prompt, produced)
-        exact = checkpoint.decode(produced) == sample.reply
+    answers = answerer.answer([(prompt, 220) for _, prompt in samples])
+    for (sample, _), answer in zip(samples, answers, strict=True):
         row = rows.setdefault(sample.kind, [0, 0, 0, 0])
-        for column, value in enumerate((int(exact), 1, good, all_drafts)):
+        for column, value in enumerate((answer.text == sample.reply, 1, answer.accepted, answer.drafts)):
             row[column] += value
     show(f"{'held-out kind':14} {'exact replies':>14} {'drafts accepted':>16}")
-    failures = 0
     totals = [sum(row[column] for row in rows.values()) for column in range(4)]
-    for kind, (exact_count, count, good, all_drafts) in [*rows.items(), ("all", totals)]:
-        show(f"{kind:14} {exact_count:7} of {count:3} {good / max(all_drafts, 1):15.1%}")
-    failures += totals[2] < ACCEPTANCE_GOAL * totals[3]
-    failures += totals[0] < EXACT_GOAL * totals[1]
-    return failures
+    for kind, (exact, count, accepted, drafts) in [*rows.items(), ("all", totals)]:
+        show(f"{kind:14} {exact:7} of {count:3} {accepted / max(drafts, 1):15.1%}")
+    return (totals[2] < ACCEPTANCE_GOAL * totals[3]) + (totals[0] < EXACT_GOAL * totals[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1])
+    parser.add_argument("--backend", choices=("engine", "transformers"), default="engine")
     parser.add_argument("--each", type=int, default=8, help="held-out samples of each kind")
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    checkpoint = Checkpoint(arguments.folder)
-    failures = run_fixed(checkpoint, print)
-    failures += run_held_out(checkpoint, arguments.each, print)
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory() as scratch:
+        if arguments.backend == "engine":
+            answerer: Answerer = EngineAnswerer(arguments.folder, Path(scratch), arguments.threads)
+        else:
+            answerer = TransformersAnswerer(arguments.folder)
+        failures = run_fixed(answerer, print)
+        failures += run_held_out(answerer, arguments.each, print)
     print("all passed" if not failures else f"{failures} failed")
     sys.exit(bool(failures))
 

@@ -355,7 +355,7 @@ def initial_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
         ones(f"{attention}.q_norm.weight", q_rank)
         normal(f"{attention}.wq_b.weight", heads * width, q_rank)
         normal(f"{attention}.wkv.weight", width, hidden)
-        ones(f"{attention}.kv_norm.weight", width)
+        tensors[f"{attention}.kv_norm.weight"] = torch.full((width,), 1.5)
         normal(f"{attention}.wo_a.weight", groups * o_rank, heads * width // groups)
         normal(f"{attention}.wo_b.weight", hidden, groups * o_rank, gain=0.5)
         if ratio:
@@ -385,6 +385,7 @@ def initial_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
     ratios = config["compress_ratios"]
     for layer in range(config["num_hidden_layers"]):
         block(f"layers.{layer}", ratios[layer], layer < config["num_hash_layers"], layer)
+    look_back_one_token(tensors, config)
     block("mtp.0", ratios[-1], False, config["num_hidden_layers"])
     head("mtp.0.")
     for name in ("enorm", "hnorm", "norm"):
@@ -392,3 +393,30 @@ def initial_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
     normal("mtp.0.e_proj.weight", hidden, hidden, gain=0.7)
     normal("mtp.0.h_proj.weight", hidden, hidden, gain=0.7)
     return tensors
+
+
+def look_back_one_token(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Start head 0 of layer 0 as one that attends to the previous token.
+
+    Copying needs such a head, and a random start takes long to find it: the projections have no bias, so a purely
+    positional score needs a direction that all embeddings share.  Here the embeddings get one, the keys read it into
+    their fastest rotary channels, and the query holds the same channels turned back by one position.
+    """
+    hidden, width = config["hidden_size"], config["head_dim"]
+    pairs = 3
+    constant = torch.full((hidden,), 0.35)
+    tensors["embed.weight"] += constant
+    seen = constant.norm() * hidden**0.5 / tensors["embed.weight"].norm(dim=1).mean()  # component of a normed input
+    direction = constant / constant.norm() / seen
+    first = width - config["qk_rope_head_dim"]
+    attention = "layers.0.attn"
+    keys, latent = tensors[f"{attention}.wkv.weight"], tensors[f"{attention}.wq_a.weight"]
+    query = tensors[f"{attention}.wq_b.weight"][:width]
+    latent[0] = 4 * direction
+    query.mul_(0.1)
+    frequencies = rotary_frequencies(config, compress=False)
+    for pair in range(pairs):
+        channel, angle = first + 2 * pair, -frequencies[pair]
+        keys[channel], keys[channel + 1] = direction, 0.0
+        query[channel, 0], query[channel + 1, 0] = 2 * torch.cos(angle), 2 * torch.sin(angle)
+    tensors[f"{attention}.kv_norm.weight"][first : first + 2 * pairs] = 4.0
