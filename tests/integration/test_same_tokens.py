@@ -49,7 +49,7 @@ def test_among_sixteen(server: Server, expected: dict[str, list[int]]) -> None:
         assert list(pool.map(lambda prompt: tokens(server, prompt), prompts)) == [expected[each] for each in prompts]
 
 
-@pytest.mark.parametrize("arguments", "drafts", [0, 3], ids=["without MTP", "K=3"])
+@pytest.mark.parametrize("drafts", [0, 3], ids=["without MTP", "K=3"])
 def test_with_other_speculation(drafts: int, expected: dict[str, list[int]]) -> None:
     speculation = json.dumps({"method": "mtp", "num_speculative_tokens": drafts})
     with running_server("--speculative-config", speculation) as other:
