@@ -46,7 +46,7 @@ def with_event_stream(model: type[BaseModel], events: str) -> dict[str, Any]:
     return {
         "model": model,
         "description": f"The answer; with `stream` set to true, server-sent {events}",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": {"description": f"Server-sent {events}"}}},
     }
 
 

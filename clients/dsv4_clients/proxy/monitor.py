@@ -15,17 +15,23 @@ from dsv4_clients.proxy.triton_client import TritonClient
 PROBE_TIMEOUT_SECONDS = 3.0
 REPORT_AGE_SECONDS = 0.25
 WATCH_INTERVAL_SECONDS = 1.0
-FAILED_PROBES_THAT_END_STREAMS = 2
+STRIKES_THAT_END_STREAMS = 4
+ERROR_STRIKES = 2
+TIMEOUT_STRIKES = 1
+"""A dead model process answers with an error; silence may also mean that the machine is busy."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EngineReport:
-    """`engine` is the engine's own health report, or the reason why there is none."""
+    """`engine` is the engine's own health report, or the reason why there is none.
+
+    `strikes` is 0 when there is a report, else how much the failure says about the death of the model's process.
+    """
 
     ready: bool
-    reachable: bool
+    strikes: int
     engine: dict[str, Any] = field(default_factory=dict)
 
 
@@ -38,7 +44,7 @@ class EngineMonitor:
 
     def __init__(self, client: TritonClient) -> None:
         self._client = client
-        self._report = EngineReport(False, False)
+        self._report = EngineReport(False, ERROR_STRIKES)
         self._reported_at = float("-inf")
         self._probing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
@@ -70,20 +76,22 @@ class EngineMonitor:
         try:
             engine = await self._client.control("health", timeout_seconds=PROBE_TIMEOUT_SECONDS)
         except RequestError as error:
-            return EngineReport(False, False, {"state": "unreachable", "error": str(error)})
-        return EngineReport(bool(engine.get("ready")), True, engine)
+            strikes = TIMEOUT_STRIKES if error.code is ErrorCode.DEADLINE else ERROR_STRIKES
+            return EngineReport(False, strikes, {"state": "unreachable", "error": str(error)})
+        return EngineReport(bool(engine.get("ready")), 0, engine)
 
     async def _watch_streams(self) -> None:
-        failures = 0
+        strikes = 0
         while True:
             await asyncio.sleep(WATCH_INTERVAL_SECONDS)
-            if not self._client.open_streams:
-                failures = 0
+            asked_at = time.monotonic()
+            report = await self.probe() if self._client.open_streams else None
+            if report is None or not report.strikes or self._client.last_message_at > asked_at:
+                strikes = 0
                 continue
-            report = await self.probe()
-            failures = 0 if report.reachable else failures + 1
-            if failures >= FAILED_PROBES_THAT_END_STREAMS:
+            strikes += report.strikes
+            if strikes >= STRIKES_THAT_END_STREAMS:
                 _log.error("ending %d streams: %s", self._client.open_streams, report.engine.get("error"))
                 message = "the engine model stopped answering"
                 self._client.fail_open_streams(RequestError(ErrorCode.ENGINE_DEAD, message))
-                failures = 0
+                strikes = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,8 @@ class TritonClient:
         self._stubs = itertools.cycle([service_pb2_grpc.GRPCInferenceServiceStub(each) for each in self._channels])
         self._open_calls: set[Any] = set()
         self._failed_calls: dict[Any, RequestError] = {}
+        self.last_message_at = float("-inf")
+        """Monotonic time of the newest message on any generation."""
 
     @property
     def open_streams(self) -> int:
@@ -183,6 +186,8 @@ class TritonClient:
             await call.write(request)
             await call.done_writing()
             while (message := await call.read()) is not grpc.aio.EOF:
+                if not is_control:
+                    self.last_message_at = time.monotonic()
                 if message.error_message:
                     raise _from_text(message.error_message, ErrorCode.INTERNAL)
                 yield message.infer_response

@@ -114,3 +114,19 @@ async def test_streams_end_when_the_model_process_dies(
     response = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
     assert '"code":"engine_dead"' in response.text
     assert response.text.endswith("data: [DONE]\n\n")
+
+
+async def test_a_busy_engine_is_not_a_dead_one(
+    start_proxy: StartProxy, triton: TritonDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Health requests time out, but tokens come: nothing is ended."""
+    monkeypatch.setattr(monitor, "WATCH_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(monitor, "REPORT_AGE_SECONDS", 0.0)
+    monkeypatch.setattr(monitor, "PROBE_TIMEOUT_SECONDS", 0.1)
+    client = await start_proxy()
+    pieces = [Reply("a", {"content": "a"}, after=0.02) for _ in range(60)]
+    triton.script = lambda request: [*pieces, Reply("", {}, "stop", usage(1, 60))]
+    triton.health_failure = Failure("late", after=60)
+    response = await client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+    assert "error" not in response.text
+    assert response.text.count('"content":"a"') == 60

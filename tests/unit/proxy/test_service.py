@@ -60,6 +60,11 @@ async def test_models(start_proxy: StartProxy) -> None:
     assert (await client.get("/version")).json()["version"]
 
 
+async def test_profiling(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/start_profile")).json() == {"profiling": True}
+    assert (await client.post("/stop_profile")).json() == {"profiling": False}
+
+
 async def test_unknown_path_and_method_have_openai_errors(client: httpx.AsyncClient) -> None:
     missing = await client.get("/v1/nothing")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")

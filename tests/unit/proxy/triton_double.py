@@ -135,13 +135,19 @@ class TritonDouble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: igno
     async def _answer_control(
         self, parameters: dict[str, Any], context: grpc.aio.ServicerContext
     ) -> service_pb2.ModelStreamInferResponse:
+        if parameters["control"].endswith("_profile"):
+            return _control_answer({"profiling": parameters["control"] == "start_profile"})
         assert parameters["control"] == "health"
         if self.health_failure is not None:
             await asyncio.sleep(self.health_failure.after)
             await context.abort(self.health_failure.status, self.health_failure.message)
-        response = service_pb2.ModelInferResponse(model_name="deepseek_v4")
-        _add_string(response, "text_output", json.dumps(self.health))
-        return service_pb2.ModelStreamInferResponse(infer_response=response)
+        return _control_answer(self.health)
+
+
+def _control_answer(answer: dict[str, Any]) -> service_pb2.ModelStreamInferResponse:
+    response = service_pb2.ModelInferResponse(model_name="deepseek_v4")
+    _add_string(response, "text_output", json.dumps(answer))
+    return service_pb2.ModelStreamInferResponse(infer_response=response)
 
 
 def _inputs(request: service_pb2.ModelInferRequest) -> dict[str, Any]:

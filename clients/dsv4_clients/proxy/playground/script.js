@@ -70,6 +70,23 @@ function addArticle(kind, title) {
   return article;
 }
 
+/* Pieces come faster than frames: they are collected, and written into one text node a frame. */
+const pending = new Map();
+
+function append(node, piece) {
+  if (!pending.size) requestAnimationFrame(flush);
+  pending.set(node, (pending.get(node) || "") + piece);
+}
+
+function flush() {
+  for (const [node, piece] of pending) {
+    if (node.firstChild) node.firstChild.appendData(piece);
+    else node.append(piece);
+  }
+  pending.clear();
+  scrollDown();
+}
+
 function scrollDown() {
   const box = byId("conversation");
   if (box.scrollHeight - box.scrollTop - box.clientHeight < 160) box.scrollTop = box.scrollHeight;
@@ -95,7 +112,6 @@ class AnswerView {
       if (delta.content) this.say(delta.content);
       for (const part of delta.tool_calls || []) this.call(part);
     }
-    scrollDown();
   }
 
   count() {
@@ -115,7 +131,7 @@ class AnswerView {
       this.article.append(this.fold);
     }
     this.message.reasoning_content = (this.message.reasoning_content || "") + piece;
-    this.thinking.append(piece);
+    append(this.thinking, piece);
   }
 
   say(piece) {
@@ -126,7 +142,7 @@ class AnswerView {
       this.article.append(this.body);
     }
     this.message.content += piece;
-    this.body.append(piece);
+    append(this.body, piece);
   }
 
   call(part) {
@@ -143,10 +159,11 @@ class AnswerView {
     }
     const piece = (part.function && part.function.arguments) || "";
     calls[part.index].function.arguments += piece;
-    calls[part.index].view.append(piece);
+    append(calls[part.index].view, piece);
   }
 
   close(problem) {
+    flush();
     if (this.fold) this.fold.open = false;
     if (this.body) this.body.replaceWith(formatted(this.message.content));
     const facts = [];

@@ -80,7 +80,7 @@ async def metrics(request: Request) -> Response:
 
 @router.post(
     "/start_profile",
-    responses={200: {"model": ProfileReport}, **error_documentation(400, 401, 503, 504)},
+    responses={200: {"model": ProfileReport}, **error_documentation(400, 401, 500, 503, 504)},
     response_class=Response,
 )
 async def start_profile(request: Request) -> Response:
@@ -90,7 +90,7 @@ async def start_profile(request: Request) -> Response:
 
 @router.post(
     "/stop_profile",
-    responses={200: {"model": ProfileReport}, **error_documentation(400, 401, 503, 504)},
+    responses={200: {"model": ProfileReport}, **error_documentation(400, 401, 500, 503, 504)},
     response_class=Response,
 )
 async def stop_profile(request: Request) -> Response:
