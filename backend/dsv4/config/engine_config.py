@@ -107,7 +107,7 @@ class EngineConfig:
     request_timeout_seconds: float = _flag(1800.0, "Deadline of requests that bring none.", unit="seconds")
     start_timeout_seconds: float = _flag(1800.0, "Longest time to start.", unit="seconds")
     stall_timeout_seconds: float = _flag(
-        4.0,
+        3.0,
         "An engine that has work but neither finishes a step nor uses the CPU for this long is restarted (cpu only).",
         unit="seconds",
     )

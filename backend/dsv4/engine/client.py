@@ -18,14 +18,16 @@ from dsv4.engine.messages import (
     FromEngine,
     Heartbeat,
     Outputs,
+    Profile,
     Progress,
     QueryStats,
     Ready,
+    Reply,
     StartFailed,
-    Stats,
     Stop,
     Submit,
 )
+from dsv4.engine.output_queue import OutputQueue
 from dsv4.engine.protocol import GenerateRequest, RequestOutput
 from dsv4.errors import EngineStartError, ErrorCode, RequestError
 
@@ -34,9 +36,9 @@ _logger = logging.getLogger(__name__)
 WATCH_SECONDS = 0.25
 DEATH_WINDOW_SECONDS = 600.0
 MAX_BACKOFF_SECONDS = 30.0
-MAX_UNREAD_OUTPUTS = 16384
 MAX_OBSERVATIONS = 100_000
 STATS_SECONDS = 5.0
+PROFILE_SECONDS = 60.0
 
 
 class EngineClient:
@@ -51,14 +53,15 @@ class EngineClient:
         self._on_progress = on_progress or _logger.info
         self._state = "starting"
         self._reason: str | None = None
+        self._verdict: str | None = None
         self._child: EngineChild | None = None
         self._ready: asyncio.Future[None] | None = None
-        self._queues: dict[str, asyncio.Queue[RequestOutput]] = {}
+        self._queues: dict[str, OutputQueue] = {}
         self._queries: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._query_ids = itertools.count(1)
         self._deaths: deque[float] = deque()
         self._observations: deque[tuple[str, float]] = deque(maxlen=MAX_OBSERVATIONS)
-        self._heartbeat = Heartbeat(0.0, 0, 0, [])
+        self._heartbeat = Heartbeat(0.0, 0.0, 0, 0, [])
         self._heartbeat_at = 0.0
         self._restarts = 0
         self._watcher: asyncio.Task[None] | None = None
@@ -81,7 +84,7 @@ class EngineClient:
             error = RequestError(ErrorCode.INVALID_ARGUMENT, f"request_id: {request.request_id!r} is already running")
             yield RequestOutput(request_id=request.request_id, error=str(error))
             return
-        outputs: asyncio.Queue[RequestOutput] = asyncio.Queue()
+        outputs = OutputQueue()
         self._queues[request.request_id] = outputs
         finished = False
         try:
@@ -105,19 +108,10 @@ class EngineClient:
 
         Raises RequestError ENGINE_DEAD when there is no engine, or DEADLINE when it does not answer.
         """
-        if self._state != "ready" or self._child is None:
-            raise self._dead_error()
         query = next(self._query_ids)
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._queries[query] = answer
-        try:
-            await self._child.send(QueryStats(query))
-            stats = await asyncio.wait_for(answer, STATS_SECONDS)
-        except asyncio.TimeoutError:
-            raise RequestError(ErrorCode.DEADLINE, f"the engine did not answer within {STATS_SECONDS:g} s") from None
-        finally:
-            self._queries.pop(query, None)
-        return {**stats, "restarts": self._restarts, "pid": self._child.pid}
+        stats = await self._ask(query, QueryStats(query), STATS_SECONDS)
+        pid = None if self._child is None else self._child.pid
+        return {**stats, "restarts": self._restarts, "pid": pid}
 
     async def health(self) -> dict[str, Any]:
         """State without a round trip."""
@@ -133,8 +127,22 @@ class EngineClient:
         }
 
     async def profile(self, action: str) -> None:
-        """Raises RequestError UNSUPPORTED: this engine has no profiler."""
-        raise RequestError(ErrorCode.UNSUPPORTED, f"profile {action}: this engine has no profiler")
+        """`start` or `stop` a trace. Raises RequestError UNSUPPORTED unless the engine has a `--profile-output`."""
+        query = next(self._query_ids)
+        await self._ask(query, Profile(query, action), PROFILE_SECONDS)
+
+    async def _ask(self, query: int, message: QueryStats | Profile, seconds: float) -> dict[str, Any]:
+        if self._state != "ready" or self._child is None:
+            raise self._dead_error()
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._queries[query] = answer
+        try:
+            await self._child.send(message)
+            return await asyncio.wait_for(answer, seconds)
+        except asyncio.TimeoutError:
+            raise RequestError(ErrorCode.DEADLINE, f"the engine did not answer within {seconds:g} s") from None
+        finally:
+            self._queries.pop(query, None)
 
     def take_observations(self) -> list[tuple[str, float]]:
         """(histogram, value) since the last call."""
@@ -178,10 +186,13 @@ class EngineClient:
         elif isinstance(message, Heartbeat):
             self._heartbeat = message
             self._observations.extend(message.observations)
-        elif isinstance(message, Stats):
+        elif isinstance(message, Reply):
             answer = self._queries.get(message.query_id)
             if answer is not None and not answer.done():
-                answer.set_result(message.stats)
+                if message.error is None:
+                    answer.set_result(message.value)
+                else:
+                    answer.set_exception(RequestError.parse(message.error))
         elif isinstance(message, Progress):
             self._on_progress(message.text)
         elif isinstance(message, Ready):
@@ -191,14 +202,8 @@ class EngineClient:
 
     def _deliver(self, output: RequestOutput) -> None:
         outputs = self._queues.get(output.request_id)
-        if outputs is None:
-            return
-        if outputs.qsize() >= MAX_UNREAD_OUTPUTS:
-            error = RequestError(ErrorCode.ABORTED, f"{MAX_UNREAD_OUTPUTS} outputs were not read")
-            output = RequestOutput(request_id=output.request_id, error=str(error))
-            asyncio.get_running_loop().create_task(self.abort(output.request_id))
-            self._queues.pop(output.request_id)
-        outputs.put_nowait(output)
+        if outputs is not None:
+            outputs.put(output)
 
     def _become_ready(self) -> None:
         if self._state != "stopped":
@@ -215,6 +220,7 @@ class EngineClient:
         child = self._child
         last_words = child.last_stderr[-1] if child is not None and child.last_stderr else ""
         reason = f"the engine process ended with {_describe_exit(code)}" + (f": {last_words}" if last_words else "")
+        reason, self._verdict = self._verdict or reason, None
         if self._ready is not None and not self._ready.done():
             self._fail_start(reason)
             return
@@ -250,22 +256,35 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Kill an engine that is silent or whose step does not end; its exit then does the rest."""
+        woke = time.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            if self._state != "ready" or self._child is None:
-                continue
-            silence = time.monotonic() - self._heartbeat_at
-            if silence > self._config.stall_timeout_seconds:
-                _logger.error("no sign of life from the engine for %.1f s; killing it", silence)
+            slept, woke = time.monotonic() - woke, time.monotonic()
+            if slept > 4 * WATCH_SECONDS:
+                # This process was held up itself: heartbeats may lie in the socket unread.
+                self._heartbeat_at = max(self._heartbeat_at, woke - WATCH_SECONDS)
+            fault = self._fault(woke) if self._state == "ready" else None
+            if fault is not None and self._child is not None:
+                _logger.error("%s; killing it", fault)
+                self._verdict = fault
+                self._heartbeat = Heartbeat(0.0, 0.0, 0, 0, [])
                 self._child.kill()
-            elif self._heartbeat.step_age > self._config.hang_timeout_seconds:
-                _logger.error("a step takes longer than %g s; killing the engine", self._config.hang_timeout_seconds)
-                self._heartbeat = Heartbeat(0.0, 0, 0, [])
-                self._child.kill()
+
+    def _fault(self, now: float) -> str | None:
+        """What is wrong with a running engine."""
+        config = self._config
+        if now - self._heartbeat_at > config.stall_timeout_seconds:
+            return f"the engine gave no sign of life for {now - self._heartbeat_at:.1f} s"
+        # A step of the CPU engine that waits instead of computing will not end; a device may be what it waits for.
+        if config.backend in (None, "cpu") and self._heartbeat.idle_age > config.stall_timeout_seconds:
+            return f"the engine hangs: its step has not used the CPU for {self._heartbeat.idle_age:.1f} s"
+        if self._heartbeat.step_age > config.hang_timeout_seconds:
+            return f"the engine hangs: its step takes longer than {config.hang_timeout_seconds:g} s"
+        return None
 
     def _fail_open(self, error: RequestError) -> None:
         for request_id, outputs in list(self._queues.items()):
-            outputs.put_nowait(RequestOutput(request_id=request_id, error=str(error)))
+            outputs.put(RequestOutput(request_id=request_id, error=str(error)))
         for answer in self._queries.values():
             if not answer.done():
                 answer.set_exception(error)

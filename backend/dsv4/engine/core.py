@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from dsv4.chat import ChatTokenizer
@@ -13,12 +15,15 @@ from dsv4.engine.faults import Faults
 from dsv4.engine.local_executor import RowsResult
 from dsv4.engine.metrics import MetricsRecorder
 from dsv4.engine.output_processor import OutputProcessor
+from dsv4.engine.profiler import Profiler
 from dsv4.engine.protocol import GenerateRequest, RequestOutput
 from dsv4.engine.sampler import Sampler
 from dsv4.errors import ErrorCode, RequestError, invalid_argument
 from dsv4.sampling_parameters import SamplingParameters, unsupported
 from dsv4.scheduler.request import Request, RequestStatus
 from dsv4.scheduler.scheduler import Scheduler, StepPlan
+
+_logger = logging.getLogger(__name__)
 
 
 class Executor(Protocol):
@@ -54,7 +59,10 @@ class _Live:
 class EngineCore:
     """Owns the scheduler, the executor and the output side of all live requests.
 
-    `clock` gives monotonic seconds.
+    Args:
+        seed: of sampled requests that bring none; None draws a new one for each.
+        default_timeout: seconds until the deadline of requests that bring none.
+        clock: gives monotonic seconds.
     """
 
     def __init__(
@@ -65,6 +73,8 @@ class EngineCore:
         tokenizer: ChatTokenizer | None,
         *,
         seed: int | None = None,
+        default_timeout: float | None = None,
+        profile_directory: Path | None = None,
         faults: Faults | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +83,8 @@ class EngineCore:
         self._executor = executor
         self._tokenizer = tokenizer
         self._seed = seed
+        self._default_timeout = default_timeout
+        self._profiler = Profiler(profile_directory)
         self._faults = faults or Faults()
         self._clock = clock
         self._live: dict[str, _Live] = {}
@@ -120,11 +132,8 @@ class EngineCore:
         self._note_scheduled(plan, started)
         self._faults.before_step()
         samplers = {row.request.request_id: self._live[row.request.request_id].sampler for row in plan.rows}
-        try:
-            results = self._executor.execute(plan, samplers)
-        except RequestError as error:
-            outputs.extend(self._fail(self._live[row.request.request_id], error) for row in plan.rows)
-            return outputs
+        results, failures = self._execute(plan, samplers)
+        outputs.extend(self._fail(self._live[request_id], error) for request_id, error in failures)
         now = self._clock()
         self.metrics.count("dsv4_steps_total")
         self.metrics.observe("dsv4_step_seconds", now - started)
@@ -144,6 +153,40 @@ class EngineCore:
             "kv_cache_usage": max((group.used / group.total for group in use.values() if group.total), default=0.0),
             "counters": self.metrics.counters(),
         }
+
+    def profile(self, action: str) -> None:
+        """`start` or `stop` a trace. Raises RequestError UNSUPPORTED without a profile directory."""
+        if action == "start":
+            self._profiler.start()
+        elif action == "stop":
+            self._profiler.stop()
+        else:
+            raise invalid_argument("profile", f"must be start or stop, got {action!r}")
+
+    def _execute(
+        self, plan: StepPlan, samplers: dict[str, Sampler]
+    ) -> tuple[list[RowsResult], list[tuple[str, RequestError]]]:
+        """Run a plan. If it fails, run its requests one by one, so that only those at fault end.
+
+        Caches are addressed by position and tokens are drawn by index, so computing rows again changes nothing.
+        """
+        try:
+            return self._executor.execute(plan, samplers), []
+        except Exception:
+            _logger.exception("a step of %d requests failed", len(plan.rows))
+        results: list[RowsResult] = []
+        failures: list[tuple[str, RequestError]] = []
+        for rows in plan.rows:
+            request_id = rows.request.request_id
+            try:
+                results += self._executor.execute(StepPlan([rows]), {request_id: samplers[request_id]})
+            except RequestError as error:
+                failures.append((request_id, error))
+            except Exception:
+                _logger.exception("request %s failed on its own", request_id)
+                message = "the network failed on this request; the server's log has the reason"
+                failures.append((request_id, RequestError(ErrorCode.INTERNAL, message)))
+        return results, failures
 
     def _add(self, request: GenerateRequest) -> None:
         parameters = request.sampling_parameters
@@ -171,14 +214,15 @@ class EngineCore:
         )
         stops = self._facts.eos_token_ids.union(parameters.stop_token_ids)
         now = self._clock()
+        timeout = self._default_timeout if request.timeout_seconds is None else request.timeout_seconds
         scheduled = Request(
             request_id=request.request_id,
             token_ids=list(prompt),
             num_prompt_tokens=length,
             max_total_tokens=length + max_tokens,
-            num_speculative_tokens=self._facts.num_speculative_tokens if parameters.greedy else 0,
+            num_speculative_tokens=self._facts.num_speculative_tokens,
             priority=parameters.priority,
-            deadline=None if request.timeout_seconds is None else now + request.timeout_seconds,
+            deadline=None if timeout is None else now + timeout,
         )
         self._scheduler.add(scheduled)
         sampler = Sampler(parameters, prompt, stop_token_ids=stops, seed=self._seed_of(parameters))
@@ -234,6 +278,8 @@ class EngineCore:
         live = self._live.get(result.rows.request.request_id)
         if live is None:
             return None
+        if result.error is not None:
+            return self._fail(live, result.error)
         self._scheduler.update(result.rows, result.token_ids, result.draft_token_ids)
         if not result.tokens:
             return None

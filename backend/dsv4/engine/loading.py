@@ -6,8 +6,9 @@ import importlib.util
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import torch
 
 from dsv4.cache.block_allocator import BlockAllocator
@@ -82,7 +83,16 @@ def load_engine(config: EngineConfig, *, faults: Faults | None = None, progress:
         num_speculative_tokens=config.num_drafts,
     )
     progress(f"engine ready after {time.monotonic() - started:.1f} s")
-    return EngineCore(facts, scheduler, executor, tokenizer, seed=config.seed, faults=faults)
+    return EngineCore(
+        facts,
+        scheduler,
+        executor,
+        tokenizer,
+        seed=config.seed,
+        default_timeout=config.request_timeout_seconds,
+        profile_directory=None if config.profile_output is None else Path(config.profile_output),
+        faults=faults,
+    )
 
 
 def check_backend(config: EngineConfig) -> None:

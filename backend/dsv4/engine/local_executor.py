@@ -12,6 +12,7 @@ import torch
 from dsv4.cache.block_allocator import NO_BLOCK
 from dsv4.cache.groups import MAX_ROWS_PER_SEQUENCE, CacheGroup
 from dsv4.engine.sampler import SampledToken, Sampler
+from dsv4.errors import ErrorCode, RequestError
 from dsv4.model import DeepseekV4Model
 from dsv4.model.batch import ForwardBatch
 from dsv4.model.cache_pools import CachePools
@@ -26,11 +27,13 @@ class RowsResult:
     Attributes:
         tokens: accepted drafts and the target token after them; empty while a prompt is not finished.
         draft_token_ids: drafts of the next step.
+        error: the request cannot go on.
     """
 
     rows: ScheduledRows
     tokens: list[SampledToken] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
+    error: RequestError | None = None
 
     @property
     def token_ids(self) -> list[int]:
@@ -114,10 +117,16 @@ class LocalExecutor:
         if not wanted:
             return
         logits = self._model.logits(bundle[torch.tensor(wanted, device=bundle.device)])
-        greedy = logits.argmax(dim=-1).tolist()
+        highest, choices = logits.max(dim=-1)
+        greedy = choices.tolist()
+        # The maximum of a row with NaN is NaN, and such a row has no meaningful token.
+        sound = torch.isfinite(highest).tolist()
         for segment, first, count in spans:
             sampler = samplers[segment.request.request_id]
             drafts = segment.result.rows.draft_token_ids
+            if not all(sound[first : first + count]):
+                segment.result.error = RequestError(ErrorCode.INTERNAL, "the network produced no finite logits")
+                continue
             if sampler.plain_greedy:
                 accepted = 0
                 while accepted < len(drafts) and greedy[first + accepted] == drafts[accepted]:
@@ -143,11 +152,12 @@ class LocalExecutor:
             request = segment.request
             if request.num_speculative_tokens:
                 following = [*request.token_ids[segment.start + 1 : segment.start + count + 1]]
-                if segment.samples:
+                if segment.samples and segment.result.error is None:
                     known = request.num_tokens - 1 - segment.start
                     following = [*following[:known], *segment.result.token_ids]
-                segments.append(_Segment(segment.result, segment.start, following, segment.last))
-                kept.extend(range(offset, offset + len(following)))
+                if following:
+                    segments.append(_Segment(segment.result, segment.start, following, segment.last))
+                    kept.extend(range(offset, offset + len(following)))
             offset += count
         if not segments:
             return
@@ -157,7 +167,7 @@ class LocalExecutor:
         offset = 0
         for segment in segments:
             offset += len(segment.token_ids)
-            if segment.samples:
+            if segment.samples and segment.result.error is None:
                 drafting.append((segment.result, streams[offset - 1]))
 
     def _draft(self, drafting: list[tuple[RowsResult, torch.Tensor]]) -> None:

@@ -28,6 +28,13 @@ class QueryStats(msgspec.Struct, tag=True):
     query_id: int
 
 
+class Profile(msgspec.Struct, tag=True):
+    """`start` or `stop` a trace; answered by a Reply."""
+
+    query_id: int
+    action: str
+
+
 class Stop(msgspec.Struct, tag=True):
     """Finish what runs within `drain_seconds`, then end."""
 
@@ -54,26 +61,30 @@ class Outputs(msgspec.Struct, tag=True):
     outputs: list[RequestOutput]
 
 
-class Stats(msgspec.Struct, tag=True):
+class Reply(msgspec.Struct, tag=True):
+    """Answer to QueryStats or Profile; `error` is a coded message."""
+
     query_id: int
-    stats: dict[str, Any]
+    value: dict[str, Any]
+    error: str | None = None
 
 
 class Heartbeat(msgspec.Struct, tag=True):
     """Sent twice a second by the I/O loop, which runs even while a step does.
 
-    `step_age` are the seconds since the last finished step while requests run, else 0. `observations` are histogram
-    values since the last heartbeat.
+    `step_age` are the seconds since the last finished step while requests run, else 0. `idle_age` are those of them in
+    which the process did not use the CPU. `observations` are histogram values since the last heartbeat.
     """
 
     step_age: float
+    idle_age: float
     running: int
     waiting: int
     observations: list[tuple[str, float]]
 
 
-ToEngine = Submit | Abort | QueryStats | Stop
-FromEngine = Progress | Ready | StartFailed | Outputs | Stats | Heartbeat
+ToEngine = Submit | Abort | QueryStats | Profile | Stop
+FromEngine = Progress | Ready | StartFailed | Outputs | Reply | Heartbeat
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import logging
 import os
 import queue
 import signal
@@ -29,11 +31,12 @@ from dsv4.engine.messages import (
     Heartbeat,
     Launch,
     Outputs,
+    Profile,
     Progress,
     QueryStats,
     Ready,
+    Reply,
     StartFailed,
-    Stats,
     Stop,
     Submit,
     ToEngine,
@@ -43,9 +46,16 @@ from dsv4.engine.messages import (
 from dsv4.engine.protocol import RequestOutput
 from dsv4.errors import Dsv4Error, ErrorCode, RequestError
 
+_logger = logging.getLogger(__name__)
+
 HEARTBEAT_SECONDS = 0.5
 IDLE_SECONDS = 0.2
+
+BUSY_CPU_SECONDS = 0.02
+"""CPU time that shows that a step computes: what the heartbeats alone use within a few seconds is far less."""
+
 LINGER_MILLISECONDS = 1000
+PR_SET_PDEATHSIG = 1
 
 
 class StepThread(threading.Thread):
@@ -61,6 +71,8 @@ class StepThread(threading.Thread):
         self._stop_at: float | None = None
         self._last_step = time.monotonic()
         self._busy = False
+        self._cpu_seconds = 0.0
+        self._cpu_used_at = 0.0
 
     def run(self) -> None:
         """Load, then step until told to stop."""
@@ -73,25 +85,29 @@ class StepThread(threading.Thread):
 
     def heartbeat(self) -> Heartbeat:
         """State as seen from the event loop."""
-        age = time.monotonic() - self._last_step if self._busy else 0.0
+        now, cpu_seconds = time.monotonic(), time.process_time()
+        if cpu_seconds - self._cpu_seconds >= BUSY_CPU_SECONDS:
+            self._cpu_seconds, self._cpu_used_at = cpu_seconds, now
+        age = now - self._last_step if self._busy else 0.0
+        idle_age = min(age, now - self._cpu_used_at)
         core = self._core
         if core is None:
-            return Heartbeat(age, 0, 0, [])
-        return Heartbeat(age, core.num_running, core.num_waiting, core.metrics.take_observations())
+            return Heartbeat(age, idle_age, 0, 0, [])
+        return Heartbeat(age, idle_age, core.num_running, core.num_waiting, core.metrics.take_observations())
 
     def _load(self) -> EngineCore | None:
         from dsv4.engine.loading import load_engine
 
+        def report(text: str) -> None:
+            self._send(Progress(text))
+
         try:
-            core = load_engine(
-                self._config,
-                faults=Faults.from_environment(os.environ),
-                progress=lambda text: self._send(Progress(text)),
-            )
+            core = load_engine(self._config, faults=Faults.from_environment(os.environ), progress=report)
         except Dsv4Error as error:
             self._send(StartFailed(str(error)))
             return None
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent must learn the reason
+        except Exception as error:
+            _logger.exception("the engine cannot start")
             self._send(StartFailed(f"{type(error).__name__}: {error}"))
             return None
         self._send(Ready({"pid": os.getpid()}))
@@ -124,9 +140,18 @@ class StepThread(threading.Thread):
         elif isinstance(message, Abort):
             core.abort(message.request_id)
         elif isinstance(message, QueryStats):
-            self._send(Stats(message.query_id, core.stats()))
+            self._send(Reply(message.query_id, core.stats()))
+        elif isinstance(message, Profile):
+            self._send(self._profile(core, message))
         elif isinstance(message, Stop):
             self._stop_at = time.monotonic() + message.drain_seconds
+
+    def _profile(self, core: EngineCore, message: Profile) -> Reply:
+        try:
+            core.profile(message.action)
+        except RequestError as error:
+            return Reply(message.query_id, {}, str(error))
+        return Reply(message.query_id, {})
 
     def _submit(self, core: EngineCore, message: Submit) -> None:
         try:
@@ -201,8 +226,19 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
+def _ask_kernel_to_end_with_parent() -> None:
+    """Second line behind the pipe, for an end of the parent while this process cannot run Python code. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
 def main() -> None:
     """Entry point of `python -m dsv4.engine`."""
-    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="dsv4 engine: %(message)s")
+    _ask_kernel_to_end_with_parent()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return  # the parent is gone already
+    launch = msgspec.json.decode(line, type=Launch)
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     asyncio.run(serve(launch))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from dsv4.sampling_parameters import SamplingParameters
@@ -28,7 +29,8 @@ class Sampler:
 
     Args:
         stop_token_ids: ids that must not come before `min_tokens`.
-        seed: of the request's own generator.
+        seed: of the request's own random numbers. The number for output token i depends on the seed and on i alone, so
+            neither the batch, nor speculation, nor a step that is computed again changes what is drawn.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Sampler:
     ) -> None:
         self._parameters = parameters
         self._stop_token_ids = sorted(stop_token_ids)
-        self._generator = torch.Generator().manual_seed(seed & (2**63 - 1))
+        self._seed = seed & (2**64 - 1)
         self._bias = {int(token): bias for token, bias in (parameters.logit_bias or {}).items()}
         self._seen = sorted(set(prompt_token_ids)) if parameters.repetition_penalty != 1.0 else []
 
@@ -67,7 +69,10 @@ class Sampler:
             output_token_ids: the request's output so far.
         """
         adjusted = self._adjust(logits.to("cpu", torch.float32, copy=True), output_token_ids)
-        token = int(adjusted.argmax()) if self._parameters.greedy else self._draw(self._probabilities(adjusted))
+        if self._parameters.greedy:
+            token = int(adjusted.argmax())
+        else:
+            token = self._draw(self._probabilities(adjusted), len(output_token_ids))
         return self._describe(token, logits)
 
     def _adjust(self, logits: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
@@ -104,9 +109,10 @@ class Sampler:
             probabilities[index[before >= p.top_p]] = 0.0
         return probabilities
 
-    def _draw(self, probabilities: torch.Tensor) -> int:
+    def _draw(self, probabilities: torch.Tensor, index: int) -> int:
         cumulative = torch.cumsum(probabilities, dim=0)
-        point = torch.rand((), dtype=torch.float64, generator=self._generator) * cumulative[-1]
+        uniform = np.random.Generator(np.random.Philox(key=self._seed, counter=index)).random()
+        point = uniform * cumulative[-1]
         token = int(torch.searchsorted(cumulative, point, right=True))
         if token >= probabilities.shape[0] or probabilities[token] == 0.0:
             return int(probabilities.argmax())

@@ -1,8 +1,9 @@
 """Which rows of which requests the next step computes. Pure: no clock, no I/O, no tensors.
 
 Decode rows and prefill chunks share one step, so a running request never waits for a prompt and a prompt never waits
-for a running request. Requests are served first come, first served within a priority. When a partition runs out of
-blocks its newest request is preempted and later recomputes prompt and output, so nothing is lost or sent twice.
+for a running request. Requests are served first come, first served within a priority; prompts that wait together share
+the rows of a step, so that a short one gets through beside a long one. When a partition runs out of blocks its newest
+request is preempted and later recomputes prompt and output, so nothing is lost or sent twice.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dsv4.cache.block_allocator import BlockAllocator, BlockTable
+from dsv4.cache.groups import MAX_ROWS_PER_SEQUENCE
 from dsv4.errors import ErrorCode, RequestError
 from dsv4.scheduler.request import Request, RequestStatus
 
 PREFILL_SHARE = 4
 """While a prompt waits, drafts leave it at least one part in four of the step's budget."""
+
+MAX_SHARING_PROMPTS = 4
+"""So many prompts at most share the rows of a step; with more, each would take ever longer to its first token."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +154,12 @@ class Scheduler:
                 budget -= 1 + len(drafts)
                 draft_budget -= len(drafts)
 
+        share = self._prompt_share(budget)
         for request in list(self._running):
             if budget < 1:
                 break
             if request.status is RequestStatus.RUNNING and request not in scheduled and not request.decoding:
-                rows = self._prefill_rows(request, budget)
+                rows = self._prefill_rows(request, min(budget, share))
                 if self._ensure_blocks(
                     request, self._reserved_tokens(request, rows.start + rows.num_tokens), plan, scheduled
                 ):
@@ -161,7 +167,7 @@ class Scheduler:
                     budget -= rows.num_rows
 
         if not plan.preempted:
-            self._admit(budget, scheduled)
+            self._admit(budget, share, scheduled)
         plan.rows = list(scheduled.values())
         return plan
 
@@ -183,7 +189,14 @@ class Scheduler:
         """Positions that a step may write: the rows, their drafts, and those of the prediction layer's own drafts."""
         return min(num_tokens + 2 * request.num_speculative_tokens + 1, self.limits.max_model_len)
 
-    def _admit(self, budget: int, scheduled: dict[Request, ScheduledRows]) -> None:
+    def _prompt_share(self, budget: int) -> int:
+        """Rows that one prompt may have of the step's remaining `budget`, in whole tiles."""
+        prompts = sum(not request.decoding for request in self._running)
+        prompts += min(len(self._waiting), len(self._free_slots))
+        share = -(-budget // max(1, min(prompts, MAX_SHARING_PROMPTS)))
+        return max(MAX_ROWS_PER_SEQUENCE, -(-share // MAX_ROWS_PER_SEQUENCE) * MAX_ROWS_PER_SEQUENCE)
+
+    def _admit(self, budget: int, share: int, scheduled: dict[Request, ScheduledRows]) -> None:
         while self._waiting and self._free_slots and budget > 0:
             request = self._waiting[0]
             # Room for all tokens known, not just the first chunk: a half-admitted prompt would only be preempted.
@@ -192,7 +205,7 @@ class Scheduler:
                 return
             self._waiting.pop(0)
             self._start(request, table)
-            rows = self._prefill_rows(request, budget)
+            rows = self._prefill_rows(request, min(budget, share))
             scheduled[request] = rows
             budget -= rows.num_rows
 
