@@ -1,6 +1,6 @@
-"""Compiled CPU loops for the two places where many tiny tensor operations dominate a decode step.
+"""Compiled CPU loops for the places where many tiny tensor operations dominate a decode step.
 
-Both have a plain PyTorch form beside their callers, which other devices use and tests compare with. Importing this
+All have a plain PyTorch form beside their callers, which other devices use and tests compare with. Importing this
 module imports numba, so callers do it when they need it.
 """
 
@@ -11,10 +11,32 @@ import numpy as np
 import torch
 
 
-def sinkhorn_(mapping: torch.Tensor, iterations: int, epsilon: float) -> torch.Tensor:
-    """In place on contiguous FP32 [rows, source, target]: see `HyperConnection`. Returns `mapping`."""
-    _sinkhorn(mapping.numpy(), iterations, np.float32(epsilon))
-    return mapping
+def split_mixes(
+    mixes: torch.Tensor, streams: int, iterations: int, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """See `dsv4.model.hyper_connection.split_mixes`."""
+    rows = mixes.shape[0]
+    read_weights = torch.empty(rows, streams)
+    write_weights = torch.empty(rows, streams)
+    mapping = torch.empty(rows, streams, streams)
+    _split_mixes(
+        mixes.numpy(),
+        iterations,
+        np.float32(epsilon),
+        read_weights.numpy(),
+        write_weights.numpy(),
+        mapping.numpy(),
+    )
+    return read_weights, write_weights, mapping
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `dsv4.model.ops.quantize_rows`; the same bits. x is contiguous."""
+    values = torch.empty_like(x)
+    scale = torch.empty(*x.shape[:-1], 1)
+    width = x.shape[-1]
+    _quantize_rows(x.view(-1, width).numpy(), values.view(-1, width).numpy(), scale.view(-1).numpy())
+    return values, scale
 
 
 def grouped_int8_products(x: torch.Tensor, weight: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
@@ -34,17 +56,27 @@ def grouped_int8_products(x: torch.Tensor, weight: torch.Tensor, experts: torch.
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)
-def _sinkhorn(mapping: np.ndarray, iterations: int, epsilon: np.float32) -> None:
-    rows, streams, _ = mapping.shape
+def _split_mixes(
+    mixes: np.ndarray,
+    iterations: int,
+    epsilon: np.float32,
+    read_weights: np.ndarray,
+    write_weights: np.ndarray,
+    mapping: np.ndarray,
+) -> None:
+    one = np.float32(1)
+    rows, streams = read_weights.shape
     for row in range(rows):
+        for stream in range(streams):
+            read_weights[row, stream] = one / (one + np.exp(-mixes[row, stream])) + epsilon
+            write_weights[row, stream] = np.float32(2) / (one + np.exp(-mixes[row, streams + stream]))
         matrix = mapping[row]
         for source in range(streams):
-            largest = matrix[source, 0]
-            for target in range(1, streams):
-                largest = max(largest, matrix[source, target])
+            logits = mixes[row, (2 + source) * streams : (3 + source) * streams]
+            largest = logits.max()
             total = np.float32(0)
             for target in range(streams):
-                matrix[source, target] = np.exp(matrix[source, target] - largest)
+                matrix[source, target] = np.exp(logits[target] - largest)
                 total += matrix[source, target]
             for target in range(streams):
                 matrix[source, target] = matrix[source, target] / total + epsilon
@@ -64,6 +96,22 @@ def _sinkhorn(mapping: np.ndarray, iterations: int, epsilon: np.float32) -> None
                 total += epsilon
                 for source in range(streams):
                     matrix[source, target] /= total
+
+
+@numba.njit(cache=True, error_model="numpy", nogil=True)
+def _quantize_rows(x: np.ndarray, values: np.ndarray, scale: np.ndarray) -> None:
+    rows, width = x.shape
+    for row in range(rows):
+        largest = np.float32(1e-4)
+        for index in range(width):
+            size = abs(x[row, index])
+            # The second condition keeps a NaN, which must not vanish in a finite scale.
+            if size > largest or size != size:
+                largest = size
+        multiplier = np.float32(127) / largest
+        for index in range(width):
+            values[row, index] = np.rint(x[row, index] * multiplier)
+        scale[row] = np.float32(1) / multiplier
 
 
 @numba.njit(cache=True, error_model="numpy", nogil=True)

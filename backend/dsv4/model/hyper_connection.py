@@ -23,7 +23,7 @@ class HyperConnection:
     def __init__(self, config: ModelConfig, weights: ModelWeights, name: str, device: torch.device) -> None:
         self._streams = config.hc_mult
         self._iterations = config.hc_sinkhorn_iters
-        self._epsilon = torch.tensor(config.hc_eps, device=device)  # an operand: scalars are converted at each use
+        self._epsilon = config.hc_eps
         self._norm_epsilon = config.rms_norm_eps
         self._function = weights.vector(f"{name}_fn").to(device)
         self._base = weights.vector(f"{name}_base").to(device)
@@ -41,20 +41,14 @@ class HyperConnection:
         Returns:
             input [rows, hidden], write weights [rows, streams], mapping [rows, source, target]; all FP32.
         """
-        streams = self._streams
         flat = bundle.flatten(1)
         mixes = linear(flat, self._function).mul_(inverse_rms(flat, self._norm_epsilon))
         mixes = torch.addcmul(self._base, mixes, self._scale)
-        gates = sigmoid(mixes[:, : 2 * streams])
-        read_weights = gates[:, :streams] + self._epsilon
-        write_weights = gates[:, streams:] * 2.0
-        mapping = mixes[:, 2 * streams :].reshape(-1, streams, streams)
         if self._compiled:
-            from dsv4.model.cpu_kernels import sinkhorn_
-
-            sinkhorn_(mapping, self._iterations, self._epsilon.item())
+            from dsv4.model.cpu_kernels import split_mixes as split
         else:
-            mapping = sinkhorn(mapping, self._iterations, self._epsilon)
+            split = split_mixes
+        read_weights, write_weights, mapping = split(mixes, self._streams, self._iterations, self._epsilon)
         return torch.bmm(read_weights[:, None], bundle).squeeze(1), write_weights, mapping
 
     def write(
@@ -70,14 +64,27 @@ class HyperConnection:
         return torch.baddbmm(own, mapping.transpose(1, 2), bundle)
 
 
-def sinkhorn(mapping: torch.Tensor, iterations: int, epsilon: torch.Tensor) -> torch.Tensor:
-    """Row softmax and a column step, then rows and columns for the remaining iterations: [rows, source, target]."""
-    mapping = mapping.softmax(dim=2).add_(epsilon)
-    mapping.div_(mapping.sum(dim=1, keepdim=True).add_(epsilon))
+def split_mixes(
+    mixes: torch.Tensor, streams: int, iterations: int, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Read weights, write weights and mapping from their logits.
+
+    The mapping is a row softmax and a column step, then rows and columns for the remaining iterations.
+
+    Args:
+        mixes: [rows, streams + streams + streams * streams] FP32.
+
+    Returns:
+        read weights [rows, streams], write weights [rows, streams], mapping [rows, source, target].
+    """
+    gates = sigmoid(mixes[:, : 2 * streams])
+    offset = torch.tensor(epsilon, device=mixes.device)  # an operand: scalars are converted at each use
+    mapping = mixes[:, 2 * streams :].unflatten(1, (streams, streams)).softmax(dim=2).add_(offset)
+    mapping.div_(mapping.sum(dim=1, keepdim=True).add_(offset))
     for _ in range(iterations - 1):
-        mapping.div_(mapping.sum(dim=2, keepdim=True).add_(epsilon))
-        mapping.div_(mapping.sum(dim=1, keepdim=True).add_(epsilon))
-    return mapping
+        mapping.div_(mapping.sum(dim=2, keepdim=True).add_(offset))
+        mapping.div_(mapping.sum(dim=1, keepdim=True).add_(offset))
+    return gates[:, :streams] + offset, gates[:, streams:] * 2.0, mapping
 
 
 class HyperConnectionHead:

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 INT8_LIMIT = 127.0
 SMALLEST_ROW_MAXIMUM = 1e-4
 
+COMPILED_ELEMENTS = 1 << 16
+"""Up to this size a compiled loop beats a handful of tensor operations on a CPU."""
+
 MATMUL_ROWS = 16
 """FP32 products of fewer rows are padded to this many: below it BLAS libraries switch to kernels that sum in another
 order (measured with MKL), which would make a row's result depend on its company."""
@@ -42,6 +45,15 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         q [..., width] as FP32 holding integers in -127..127, and scale [..., 1] FP32.
     """
+    if x.device.type == "cpu" and x.numel() <= COMPILED_ELEMENTS and x.is_contiguous():
+        from dsv4.model import cpu_kernels
+
+        return cpu_kernels.quantize_rows(x)
+    return quantize_rows_with_tensors(x)
+
+
+def quantize_rows_with_tensors(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize_rows` in tensor operations: the same bits."""
     largest = x.abs().amax(dim=-1, keepdim=True).clamp_min_(SMALLEST_ROW_MAXIMUM)
     # `127.0 / largest` would be computed as reciprocal times 127, which rounds twice.
     multiplier = torch.div(largest.new_full((), INT8_LIMIT), largest)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from dsv4.model import DeepseekV4Model, int8_linear, ops
+from dsv4.model import DeepseekV4Model, cpu_kernels, hyper_connection, int8_linear, ops
 from dsv4.model.attention import attend
-from dsv4.model.cpu_kernels import grouped_int8_products, sinkhorn_
-from dsv4.model.hyper_connection import sinkhorn
+from dsv4.model.cpu_kernels import grouped_int8_products
 from dsv4.model.indexer import select_highest
 from dsv4.model.routed_experts import LocalInt8Experts
 
@@ -32,15 +32,25 @@ def q8(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(x * multiplier).astype(np.int64), np.float32(1) / multiplier
 
 
-def test_quantize_rows() -> None:
+@pytest.mark.parametrize("quantize", [ops.quantize_rows, ops.quantize_rows_with_tensors])
+def test_quantize_rows(quantize: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> None:
     x = random(50, 96) * torch.logspace(-6, 3, 50)[:, None]
     x[3] = 0
-    values, scale = ops.quantize_rows(x)
+    values, scale = quantize(x)
     expected_values, expected_scale = q8(x.numpy())
     assert np.array_equal(values.numpy(), expected_values)
     assert np.array_equal(scale.numpy(), expected_scale)
     assert values.abs().max() == 127
     assert scale[3] == pytest.approx(1e-4 / 127, rel=1e-6)
+
+
+@pytest.mark.parametrize("quantize", [ops.quantize_rows, ops.quantize_rows_with_tensors])
+def test_quantize_rows_keeps_a_nan(quantize: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]) -> None:
+    x = random(2, 32)
+    x[0, 7] = float("nan")
+    _, scale = quantize(x)
+    assert scale[0].isnan()
+    assert scale[1].isfinite()
 
 
 def test_quantize_rows_rounds_half_to_even() -> None:
@@ -109,11 +119,17 @@ def reference_sinkhorn(logits: np.ndarray, iterations: int, epsilon: float) -> n
     return mapping
 
 
-def test_sinkhorn_forms_agree() -> None:
-    logits = random(30, 4, 4, scale=3.0)
-    expected = reference_sinkhorn(logits.double().numpy(), 20, 1e-6)
-    assert np.abs(sinkhorn(logits.clone(), 20, torch.tensor(1e-6)).numpy() - expected).max() < 1e-5
-    assert np.abs(sinkhorn_(logits.clone(), 20, 1e-6).numpy() - expected).max() < 1e-5
+@pytest.mark.parametrize("split", [cpu_kernels.split_mixes, hyper_connection.split_mixes])
+def test_split_mixes(split: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    mixes = random(30, 24, scale=3.0)
+    exact = mixes.double().numpy()
+    expected = (
+        1 / (1 + np.exp(-exact[:, :4])) + 1e-6,
+        2 / (1 + np.exp(-exact[:, 4:8])),
+        reference_sinkhorn(exact[:, 8:].reshape(-1, 4, 4), 20, 1e-6),
+    )
+    for actual, reference in zip(split(mixes, 4, 20, 1e-6), expected, strict=True):
+        assert np.abs(actual.numpy() - reference).max() < 1e-5
 
 
 def test_hyper_connection(random_w8a8: DeepseekV4Model) -> None:
