@@ -1,0 +1,1 @@
+"""PyPTO's NPU engine behind our engine protocol."""
