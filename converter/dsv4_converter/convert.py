@@ -111,7 +111,7 @@ def convert(
         raise ConfigurationError(f"jobs is {jobs}, expected at least 1")
     output = Path(output_dir)
     _check_directories(Path(input_dir), output)
-    with _storage_errors(output), open_source(input_dir) as source:
+    with storage_errors(output), open_source(input_dir) as source:
         run = _Conversion(
             source,
             Path(os.path.abspath(output)),
@@ -127,7 +127,7 @@ def convert(
 
 
 @contextlib.contextmanager
-def _storage_errors(output: Path) -> Iterator[None]:
+def storage_errors(output: Path) -> Iterator[None]:
     """Turn errors of the file system into errors that name the file and what to do."""
     try:
         yield

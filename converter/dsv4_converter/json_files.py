@@ -32,13 +32,18 @@ def read_json_object(path: Path) -> tuple[dict[str, Any], bytes]:
         raw = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
+    return parse_json_object(raw, str(path)), raw
+
+
+def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
+    """Parse bytes that must be a JSON object without repeated names. Raises CheckpointError starting with ``label``."""
     try:
         content = json.loads(raw.decode("utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from error
+        raise CheckpointError(f"{label}: not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: holds a JSON {type(content).__name__}, expected an object")
-    return content, raw
+        raise CheckpointError(f"{label}: holds a JSON {type(content).__name__}, expected an object")
+    return content
 
 
 def read_weight_map(path: Path) -> tuple[dict[str, str], bytes]:

@@ -95,14 +95,21 @@ def _round_below_floor(
     """Rows whose maximum is below the floor use the floor's scale, so the tables do not hold for them."""
     scale = RTN_FLOOR / INT8_MAX
     for row in np.flatnonzero(maximum < RTN_FLOOR):
-        nibbles = np.stack([packed[row] & 15, packed[row] >> 4], axis=-1).reshape(-1, 32)
-        weights = np.ldexp(_SIGNED_E2M1[nibbles], scales[row].astype(np.int32)[:, None] - 127)
-        out[row] = np.clip(np.rint(weights / scale), -127, 127).reshape(-1)
+        weights = dequantize_mxfp4(packed[row : row + 1], scales[row : row + 1])[0]
+        out[row] = np.clip(np.rint(weights / scale), -127, 127)
         out_scales[row] = scale
 
 
 _PRESENT_MAGNITUDES = np.array([(1 << (byte & 7)) | (1 << ((byte >> 4) & 7)) for byte in range(256)], np.uint8)
 _SIGNED_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def dequantize_mxfp4(packed: Bytes, scales: Bytes) -> Floats:
+    """[rows, columns / 2] packed bytes and [rows, columns / 32] E8M0 bytes -> [rows, columns] float32 weights."""
+    nibbles = np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)
+    exponents = np.repeat(scales.astype(np.int32) - 127, 32, axis=1)
+    weights: Floats = np.ldexp(_SIGNED_E2M1[nibbles], exponents)
+    return weights
 
 
 def _sequential_sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -111,8 +118,11 @@ def _sequential_sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return total
 
 
-def _dequantize_fp8(weights: Bytes, scales: Floats, first_row: int) -> Floats:
-    """[rows, columns] float32 weights; row r of the chunk belongs to scale row ``(first_row + r) // 128``."""
+def dequantize_fp8(weights: Bytes, scales: Floats, first_row: int) -> Floats:
+    """[rows, columns] E4M3 bytes and [row blocks, column blocks] float32 scales -> [rows, columns] float32 weights.
+
+    Row r of the chunk belongs to scale row ``(first_row + r) // 128``.
+    """
     rows, columns = weights.shape
     row_scales = scales[(first_row + np.arange(rows)) // 128]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -136,7 +146,7 @@ def fp8_to_int8(
     Returns:
         as `mxfp4_to_int8`.
     """
-    values = _dequantize_fp8(weights, scales, first_row)
+    values = dequantize_fp8(weights, scales, first_row)
     finite = np.isfinite(values).all(axis=1)
     if not finite.all():
         return int((~finite).argmax()), 0
@@ -180,7 +190,7 @@ def fp8_to_bf16(weights: Bytes, scales: Floats, first_row: int, out: NDArray[np.
     Returns:
         the first row with a NaN or a weight beyond BF16, -1 if none.
     """
-    bits = _dequantize_fp8(weights, scales, first_row).view(np.uint32)
+    bits = dequantize_fp8(weights, scales, first_row).view(np.uint32)
     not_finite = (bits & np.uint32(0x7F800000)) == 0x7F800000
     rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
     not_finite |= (rounded & np.uint32(0x7F80)) == 0x7F80

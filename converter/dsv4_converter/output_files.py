@@ -29,6 +29,11 @@ def create_temporary(path: Path, extra_flags: int = 0) -> int:
     return os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | extra_flags, 0o666)
 
 
+def open_temporary(path: Path) -> int:
+    """Open the temporary file that an interrupted run left."""
+    return os.open(temporary_path(path), os.O_RDWR | os.O_CLOEXEC)
+
+
 def publish(path: Path, descriptor: int) -> None:
     """Make the temporary file durable and give it its name. The directory entry is made durable by `sync_directory`."""
     os.fsync(descriptor)

@@ -12,7 +12,7 @@ from dsv4.checkpoint.safetensors_file import TensorEntry, build_header
 from dsv4_converter.source import SourceCheckpoint, SourceWeight, StoredTensor
 
 # Writers of the format put wider types first, so that every tensor is aligned, and sort by name within a type.
-_DTYPE_ORDER = (
+DTYPE_ORDER = (
     "U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E8M0", "F8_E4M3", "F8_E5M2", "I8", "U8",
     "BOOL",
 )  # fmt: skip
@@ -28,6 +28,14 @@ class Action(enum.Enum):
     FP8_TO_BF16 = "FP8 to BF16"
 
 
+def kind_of(name: str) -> str:
+    """``layer kind`` of a weight: ``layers.3.ffn.experts.7.w1.weight`` is ``layers.3 ffn.experts.w1``."""
+    parts = name.removesuffix(".weight").split(".")
+    if parts[0] in ("layers", "mtp"):
+        return f"{parts[0]}.{parts[1]} {'.'.join(part for part in parts[2:] if not part.isdigit())}"
+    return f"model {'.'.join(parts)}"
+
+
 @dataclass(frozen=True)
 class TensorPlan:
     """One source tensor of a shard that has output; scales of quantized weights have none of their own."""
@@ -40,11 +48,8 @@ class TensorPlan:
 
     @property
     def kind(self) -> str:
-        """``layer kind`` for statistics, such as ``layers.3 ffn.experts.w1``."""
-        parts = self.name.removesuffix(".weight").split(".")
-        if parts[0] in ("layers", "mtp"):
-            return f"{parts[0]}.{parts[1]} {'.'.join(part for part in parts[2:] if not part.isdigit())}"
-        return f"model {'.'.join(parts)}"
+        """See `kind_of`."""
+        return kind_of(self.name)
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,6 @@ def _plan_shard(name: str, tensors: dict[str, TensorPlan], source_bytes: int) ->
             columns = 2 * shape[1] if plan.action is Action.MXFP4_TO_INT8 else shape[1]
             outputs.append((plan.name, "I8", (shape[0], columns)))
             outputs.append((plan.scale_name, "F32", shape[:1]))
-    outputs.sort(key=lambda output: (_DTYPE_ORDER.index(output[1]), output[0]))
+    outputs.sort(key=lambda output: (DTYPE_ORDER.index(output[1]), output[0]))
     header, entries = build_header(outputs, SHARD_METADATA)
     return ShardPlan(name, tensors, header, entries, source_bytes)

@@ -12,9 +12,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dsv4_converter.output_files import create_temporary, publish, temporary_path
+from dsv4_converter.output_files import create_temporary, open_temporary, publish, temporary_path
 
 BLOCK = 4096
+
+_Piece = tuple[mmap.mmap | bytes, int, int, int]
+"""Memory, the file offset it belongs to, and the file range [begin, end) to write from it."""
 
 
 class ShardWriter:
@@ -26,15 +29,19 @@ class ShardWriter:
     Not safe for use by several threads.
     """
 
-    def __init__(self, path: Path, size: int, *, buffer_bytes: int, num_buffers: int = 3) -> None:
+    def __init__(
+        self, path: Path, size: int, *, buffer_bytes: int, num_buffers: int = 3, keep_existing: bool = False
+    ) -> None:
         self._path = path
         self._size = buffer_bytes + 2 * BLOCK
-        self._descriptor = create_temporary(path)
+        self._descriptor = open_temporary(path) if keep_existing else create_temporary(path)
         self._direct = _open_direct(temporary_path(path))
         self._free: queue.SimpleQueue[mmap.mmap] = queue.SimpleQueue()
         for _ in range(num_buffers):
             self._free.put(mmap.mmap(-1, self._size))
-        self._work: queue.SimpleQueue[tuple[mmap.mmap | bytes, int, int, int] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[mmap.mmap | bytes, int, int, int] | threading.Event | None] = (
+            queue.SimpleQueue()
+        )
         self._error: BaseException | None = None
         self._buffer: mmap.mmap | None = None
         self._base = self._begin = self._end = 0
@@ -60,6 +67,19 @@ class ShardWriter:
         self._raise_error()
         self._work.put((content, offset, offset, offset + len(content)))
 
+    def sync(self) -> None:
+        """Wait until everything given so far is durable under the temporary name."""
+        self._flush()
+        reached = threading.Event()
+        self._work.put(reached)
+        reached.wait()
+        self._raise_error()
+        os.fsync(self._descriptor)
+
+    def set_mode(self, mode: int) -> None:
+        """Change the permissions of the file."""
+        os.fchmod(self._descriptor, mode)
+
     def finish(self) -> None:
         """Write everything, make it durable and give the shard its name."""
         self._flush()
@@ -71,13 +91,14 @@ class ShardWriter:
         finally:
             self._close()
 
-    def abandon(self) -> None:
-        """Stop and remove the temporary file."""
+    def abandon(self, *, keep: bool = False) -> None:
+        """Stop; remove the temporary file unless it is to be continued."""
         self._error = self._error or InterruptedError()
         self._work.put(None)
         self._thread.join()
         self._close()
-        temporary_path(self._path).unlink(missing_ok=True)
+        if not keep:
+            temporary_path(self._path).unlink(missing_ok=True)
 
     def _rotate(self, offset: int) -> None:
         """Start a new buffer at ``offset``. A run that goes on takes its last partial block along."""
@@ -103,6 +124,9 @@ class ShardWriter:
 
     def _run(self) -> None:
         while (item := self._work.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             source, base, begin, end = item
             try:
                 if self._error is None:
