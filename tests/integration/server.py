@@ -75,6 +75,13 @@ class Server:
         """The engine's counters."""
         return self.control("stats")
 
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests; no when there is no server either."""
+        try:
+            return bool(self.control("health")["ready"])
+        except httpx.TransportError:
+            return False
+
     def log_text(self) -> str:
         """The last lines of the log."""
         return "\n".join(self.log)

@@ -32,18 +32,18 @@ def test_every_stream_ends_and_serving_resumes(server: Server) -> None:
     assert time.monotonic() - killed < 5.0
     for stream in streams:
         stream.cancel()
-    wait_for(lambda: server.control("health")["ready"], 60, interval=0.2)
+    wait_for(server.is_ready, 60, interval=0.2)
     assert engine_process(server).pid != victim.pid
     assert server.generate(text_input=PROMPT, max_tokens=8).json()["text_output"] == before
 
 
 def test_requests_while_the_engine_is_down_are_refused_at_once(server: Server) -> None:
     engine_process(server).kill()
-    wait_for(lambda: not server.control("health")["ready"], 5)
+    wait_for(lambda: not server.is_ready(), 5)
     started = time.monotonic()
     response = server.generate(text_input=PROMPT, max_tokens=2)
     assert response.status_code == 400
     assert response.json()["error"].startswith("[ENGINE_DEAD]")
     assert time.monotonic() - started < 5.0
-    wait_for(lambda: server.control("health")["ready"], 60, interval=0.2)
+    wait_for(server.is_ready, 60, interval=0.2)
     assert server.generate(text_input=PROMPT, max_tokens=2).status_code == 200
