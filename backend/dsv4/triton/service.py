@@ -29,6 +29,7 @@ ENGINE_GIVEN_UP = "failed"
 SAMPLE_SECONDS = 1.0
 STOP_SECONDS = 20.0
 CONTROL_SECONDS = 5.0
+READY_SECONDS = 2.0
 
 _logger = logging.getLogger(__name__)
 _DEAD_PREFIX = f"[{ErrorCode.ENGINE_DEAD.value}]"
@@ -112,6 +113,13 @@ class EngineService:
             except Exception:
                 # The sender of this request could not even be had, so there is no way to answer it.
                 _logger.exception("a request could not be taken over")
+
+    def is_ready(self) -> bool:
+        """Whether the engine takes requests, for Triton's readiness of the model (asked for from 26.03 on)."""
+        try:
+            return bool(self._call(self._health(), READY_SECONDS)["ready"])
+        except (FutureTimeoutError, RequestError):
+            return False
 
     def stop(self, timeout: float = STOP_SECONDS) -> None:
         """Refuse new requests, end the live ones, stop the engine. Returns after about `timeout` seconds at most."""

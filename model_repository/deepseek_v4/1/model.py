@@ -22,5 +22,8 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         self._service.execute(requests)
 
+    def is_ready(self) -> bool:
+        return self._service.is_ready()
+
     def finalize(self) -> None:
         self._service.stop()

@@ -198,6 +198,17 @@ def test_start_failure_is_raised_with_the_engines_reason() -> None:
         EngineService(FakeUtils(), Failing).start(10)
 
 
+def test_readiness_is_the_engines(make_service: MakeService) -> None:
+    engine = ScriptedEngine()
+    service = make_service(engine)
+    assert service.is_ready()
+    engine.health_report = {"ready": False, "state": "restarting"}
+    assert not service.is_ready()
+    engine.health_report = {"ready": True}
+    service._draining = True
+    assert not service.is_ready()
+
+
 def test_server_is_ended_when_the_engine_gives_up(make_service: MakeService) -> None:
     ended = threading.Event()
     report = {"ready": False, "state": "failed", "reason": "died 3 times"}
