@@ -1,4 +1,4 @@
-"""The end-to-end tests use the same server as the integration tests."""
+"""Clients of the session's server."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.integration.conftest import server  # noqa: F401 - the session's fixture
 from tests.integration.server import Server
 
 
 @pytest.fixture(scope="session")
-def client(server: Server) -> Iterator[openai.OpenAI]:  # noqa: F811 - the fixture, by its name
+def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.api}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
 

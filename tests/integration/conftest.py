@@ -1,20 +1,11 @@
-"""One real server for all tests of this directory."""
+"""What the tests against the real server share; the server itself is in tests/conftest.py."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from tests.integration.greedy import all_tokens
-from tests.integration.server import Server, running_server
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """`dsv4 serve` with the shipped model and MTP."""
-    with running_server("--speculative-config", '{"method":"mtp","num_speculative_tokens":1}') as running:
-        yield running
+from tests.integration.server import Server
 
 
 @pytest.fixture(scope="session")
