@@ -318,7 +318,7 @@ def _why_stale(
         by_time = source_fingerprint(directory, config, weight_map, ranks) == file.metadata.get(FINGERPRINT_KEY)
         # A change of content always moves the change time, even where size and modification time were kept.
         untouched = all(
-            os.stat(directory / name).st_ctime_ns <= file.identity.ctime_ns for name in set(weight_map.values())
+            os.stat(directory / name).st_ctime_ns < file.identity.ctime_ns for name in set(weight_map.values())
         )
         content = file.metadata.get(CONTENT_KEY)
         # A sidecar that another tool wrote has no fingerprint of the content: file times decide alone.
