@@ -6,9 +6,22 @@ module imports numba, so callers do it when they need it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar, cast
+
 import numba
 import numpy as np
 import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., None])
+
+
+def _compiled(function: _Function) -> _Function:
+    """Compile at the first call, and keep the result on disk where that is possible."""
+    try:
+        return cast(_Function, numba.njit(function, cache=True, error_model="numpy", nogil=True))
+    except RuntimeError:  # numba found no directory that it may write
+        return cast(_Function, numba.njit(function, error_model="numpy", nogil=True))
 
 
 def split_mixes(
@@ -55,7 +68,7 @@ def grouped_int8_products(x: torch.Tensor, weight: torch.Tensor, experts: torch.
     return out
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)
+@_compiled
 def _split_mixes(
     mixes: np.ndarray,
     iterations: int,
@@ -98,7 +111,7 @@ def _split_mixes(
                     matrix[source, target] /= total
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)
+@_compiled
 def _quantize_rows(x: np.ndarray, values: np.ndarray, scale: np.ndarray) -> None:
     rows, width = x.shape
     for row in range(rows):
@@ -114,7 +127,7 @@ def _quantize_rows(x: np.ndarray, values: np.ndarray, scale: np.ndarray) -> None
         scale[row] = np.float32(1) / multiplier
 
 
-@numba.njit(cache=True, error_model="numpy", nogil=True)
+@_compiled
 def _grouped_int8_products(x: np.ndarray, weight: np.ndarray, experts: np.ndarray, out: np.ndarray) -> None:
     rows, depth = x.shape
     for row in range(rows):

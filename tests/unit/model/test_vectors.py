@@ -42,11 +42,18 @@ def relative(actual: torch.Tensor, reference: torch.Tensor) -> float:
     return float((actual - reference).norm() / reference.norm())
 
 
-def assert_statistically_equal(actual: torch.Tensor, name: str, expected: dict[str, torch.Tensor]) -> None:
+def assert_statistically_equal(
+    actual: torch.Tensor,
+    name: str,
+    expected: dict[str, torch.Tensor],
+    *,
+    max_distance: float = MAX_RELATIVE_DISTANCE,
+    min_agreement: float = MIN_ARGMAX_AGREEMENT,
+) -> None:
     recorded, exact = expected[f"w8a8.{name}"], expected[f"float.{name}"]
-    assert relative(actual, recorded) <= MAX_RELATIVE_DISTANCE
+    assert relative(actual, recorded) <= max_distance
     agreement = (actual.argmax(dim=1) == recorded.argmax(dim=1)).float().mean()
-    assert agreement >= MIN_ARGMAX_AGREEMENT
+    assert agreement >= min_agreement
     assert relative(actual, exact) <= MAX_QUANTISATION_RATIO * relative(recorded, exact)
 
 
@@ -78,7 +85,9 @@ def test_w8a8_prediction_layer_on_recorded_streams(
         end = min(start + 128, ids.shape[0] - 1)
         batch = caches.batch((0, start, ids[start + 1 : end + 1]))
         outputs.append(w8a8_model.forward_mtp(streams[start:end], batch, caches.pools))
-    assert_statistically_equal(w8a8_model.mtp_logits(torch.cat(outputs)), "mtp_logits", expected)
+    # One layer builds up little noise.
+    logits = w8a8_model.mtp_logits(torch.cat(outputs))
+    assert_statistically_equal(logits, "mtp_logits", expected, max_distance=0.02, min_agreement=0.97)
 
 
 def test_greedy_continuation_is_the_recorded_one(
