@@ -14,6 +14,8 @@ from dsv4.config.engine_config import flags_table
 from dsv4.triton.stack import StackSettings
 from typer.testing import CliRunner
 
+from tests.tools.update_flags_table import BEGIN, END, PAGE
+
 ROOT = Path(__file__).resolve().parents[3]
 FILE = ROOT / "model_repository" / "deepseek_v4" / "1" / "engine.json"
 
@@ -40,9 +42,9 @@ def serve(*arguments: str) -> Any:
 
 
 def test_documentation_lists_every_flag() -> None:
-    text = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
-    begin, end = "<!-- engine flags: begin -->\n", "\n<!-- engine flags: end -->"
-    assert text.partition(begin)[2].partition(end)[0] == flags_table()
+    text = PAGE.read_text(encoding="utf-8")
+    table = text.partition(BEGIN)[2].partition(END)[0]
+    assert table == flags_table(), "run python -m tests.tools.update_flags_table"
 
 
 def test_flags_of_the_documented_serving_command(started: list[StackSettings]) -> None:
