@@ -19,5 +19,7 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 # shellcheck disable=SC2086  # the requirement may carry an --index-url
 "${pip[@]}" $torch
 "${pip[@]}" --editable "$root${extras:+[$extras]}"
+# xgrammar requires the GPU compiler `triton` on x86-64 Linux, hundreds of megabytes that a grammar has no use for.
+"${pip[@]}" --no-deps "xgrammar>=0.2,<0.3"
 # The wheel is only the carrier of the tritonserver binary and the Python backend; its numpy<2 pin is not ours.
 "${pip[@]}" --no-deps "nvidia-pytriton>=0.7,<0.8"
