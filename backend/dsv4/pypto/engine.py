@@ -178,8 +178,10 @@ class PyptoEngine:
         """End all requests and the worker. Never raises, never hangs."""
         if self._state in ("starting", "stopped"):
             return
-        self._state = "stopped"
+        lost, self._state = self._state == "lost", "stopped"
         self._watching.cancel()
+        if lost:
+            return
         await self._end_requests(RequestError(ErrorCode.DRAINING, "the server is shutting down"))
         try:
             await asyncio.wait_for(self._engine.stop(), self._options.stop_timeout_seconds)

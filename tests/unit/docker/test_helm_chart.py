@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
+from dsv4.cli.main import build_app
+from typer.testing import CliRunner
 
 from tests.unit.docker.tools import ROOT, run, tool
 
@@ -157,7 +159,7 @@ def test_times_fit_each_other() -> None:
     pod = one(render("lifecycle.drainSeconds=600"), "Deployment")["spec"]["template"]["spec"]
     server = pod["containers"][0]
     assert pod["terminationGracePeriodSeconds"] == 15 + 600 + 30
-    assert "--drain-timeout-seconds=600" in server["args"]
+    assert {"--exit-timeout-secs=600", "--drain-seconds=600"} <= set(server["args"])
     assert server["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "15"]
     startup = server["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 30 * 60
@@ -170,6 +172,14 @@ def test_json_and_large_numbers_reach_the_command_line_unchanged() -> None:
     assert '--speculative-config={"method":"mtp","num_speculative_tokens":3}' in arguments
     assert "--ring-heap=2147483648" in arguments
     assert "--no-enable-prefix-caching" in arguments
+
+
+@pytest.mark.parametrize("settings", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
+def test_the_command_line_knows_every_argument(settings: tuple[str, ...]) -> None:
+    arguments = one(render(*settings), "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    result = CliRunner().invoke(build_app(), [*own, "--print-environment"])
+    assert result.exit_code == 0, result.output
 
 
 def test_secrets_reach_the_server_by_reference_only() -> None:

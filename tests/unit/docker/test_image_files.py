@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dsv4.cli.main import build_app
+from typer.testing import CliRunner
 
 from tests.unit.docker.tools import ROOT, run, tool
 
@@ -160,3 +162,21 @@ def test_upstream_packages_are_installed_from_the_context_only(tmp_path: Path) -
 def test_upstream_step_does_nothing_without_packages(tmp_path: Path) -> None:
     result = run([DOCKER / "install_upstream.sh", tmp_path / "no-venv", DOCKER])
     assert (result.returncode, result.stdout) == (0, "")
+
+
+def commands_that_serve() -> dict[str, list[str]]:
+    """Arguments of `dsv4` in the image and in the compose file, with the defaults of their variables."""
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    image = re.search(r"^CMD (\[.*\])$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
+    assert image is not None
+    commands = {name: service["command"] for name, service in compose["services"].items()}
+    commands["image"] = json.loads(image[1])
+    return {
+        name: [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", each) for each in command] for name, command in commands.items()
+    }
+
+
+@pytest.mark.parametrize(("name", "arguments"), commands_that_serve().items(), ids=str)
+def test_the_command_line_knows_every_argument(name: str, arguments: list[str]) -> None:
+    result = CliRunner().invoke(build_app(), [*arguments, "--print-environment"])
+    assert result.exit_code == 0, f"{name}: {result.output}"

@@ -43,17 +43,14 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - serve
 - --host=0.0.0.0
 - --backend={{ .Values.backend }}
-- --drain-timeout-seconds={{ .Values.lifecycle.drainSeconds }}
+- --exit-timeout-secs={{ .Values.lifecycle.drainSeconds }}
+- --drain-seconds={{ .Values.lifecycle.drainSeconds }}
 {{- if .Values.model.path }}
 - --model={{ include "dsv4.modelPath" . }}
 - --served-model-name={{ .Values.model.servedName }}
 {{- end }}
 {{- if eq .Values.backend "npu" }}
 - --devices={{ until (int .Values.npu.count) | join "," }}
-{{- end }}
-{{- if .Values.tls.existingSecret }}
-- --tls-certificate=/etc/dsv4/tls/tls.crt
-- --tls-key=/etc/dsv4/tls/tls.key
 {{- end }}
 {{- range $flag, $value := .Values.serve }}
 {{- if kindIs "bool" $value }}
@@ -65,6 +62,12 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- else }}
 - {{ printf "--%s=%v" $flag $value | quote }}
 {{- end }}
+{{- end }}
+{{- if .Values.tls.existingSecret }}
+# What follows belongs to the proxy.
+- --
+- --tls-certificate=/etc/dsv4/tls/tls.crt
+- --tls-key=/etc/dsv4/tls/tls.key
 {{- end }}
 {{- end }}
 

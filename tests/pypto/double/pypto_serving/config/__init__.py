@@ -1,0 +1,1 @@
+"""Part of the contract double: see `pypto_serving/__init__.py` beside it."""
