@@ -96,7 +96,7 @@ class EngineConfig:
         None, 'Speculation as JSON: {"method":"mtp","num_speculative_tokens":K} with K drafts a step. Default: off.'
     )
     num_speculative_tokens: int | None = _flag(None, "Deprecated alias of --speculative-config.", unit="tokens")
-    enable_prefix_caching: bool = _flag(False, "Share the cache of equal prompt beginnings. Not available yet.")
+    enable_prefix_caching: bool = _flag(True, "Share the cache of equal prompt beginnings, in pages of 128 tokens.")
     kv_cache_memory: int | None = _flag(
         None, "Memory of the cache pages. Default: room for --max-num-seqs requests of full length.", unit="bytes"
     )
@@ -129,8 +129,6 @@ class EngineConfig:
         self._check_types()
         self._check_ranges()
         self.num_drafts  # noqa: B018 - reads and so checks the two speculation flags
-        if self.enable_prefix_caching:
-            raise ConfigurationError("--enable-prefix-caching: prefix caching is not available yet")
         if self.backend == "npu":
             self._check_a2a3()
 

@@ -69,7 +69,12 @@ class EngineClient:
 
     async def start(self) -> None:
         """Launch the engine and wait until it is ready. Raises EngineStartError with the engine's own reason."""
-        await self._launch()
+        try:
+            await self._launch()
+        except BaseException:
+            if self._child is not None:
+                await self._child.wait(0.0)
+            raise
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:

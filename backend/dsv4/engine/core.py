@@ -148,11 +148,26 @@ class EngineCore:
             "waiting": self._scheduler.num_waiting,
             "preemptions": self._scheduler.num_preemptions,
             "cache_groups": {
-                name: {"total_blocks": group.total, "used_blocks": group.used} for name, group in use.items()
+                name: {"total_blocks": group.total, "used_blocks": group.used, "cached_blocks": group.cached}
+                for name, group in use.items()
             },
             "kv_cache_usage": max((group.used / group.total for group in use.values() if group.total), default=0.0),
             "counters": self.metrics.counters(),
         }
+
+    def warm_up(self) -> None:
+        """Generate two tokens for nobody: the first calls of the network are slow. Counts as nothing."""
+        self.add(
+            GenerateRequest(
+                request_id="warm-up",
+                prompt_token_ids=[self._facts.bos_token_id],
+                sampling_parameters=SamplingParameters(max_tokens=2, ignore_eos=True),
+            )
+        )
+        faults, self._faults = self._faults, Faults()
+        while self.has_work:
+            self.step()
+        self._faults, self.metrics = faults, MetricsRecorder()
 
     def profile(self, action: str) -> None:
         """`start` or `stop` a trace. Raises RequestError UNSUPPORTED without a profile directory."""
@@ -271,6 +286,9 @@ class EngineCore:
             live = self._live[rows.request.request_id]
             if live.first_scheduled is None:
                 live.first_scheduled = now
+                live.output.cached_tokens = rows.request.num_cached_tokens
+                self.metrics.count("dsv4_prefix_cache_query_tokens_total", rows.request.num_prompt_tokens)
+                self.metrics.count("dsv4_prefix_cache_hit_tokens_total", rows.request.num_cached_tokens)
                 self.metrics.observe("dsv4_queue_seconds", now - live.submitted)
         self.metrics.count("dsv4_preemptions_total", len(plan.preempted))
 

@@ -13,6 +13,7 @@ import torch
 
 from dsv4.cache.block_allocator import BlockAllocator
 from dsv4.cache.groups import cache_groups
+from dsv4.cache.prefix_index import PageHasher
 from dsv4.chat import ChatTokenizer
 from dsv4.checkpoint import load_weights
 from dsv4.config import EngineConfig, ModelConfig
@@ -51,7 +52,13 @@ def load_engine(config: EngineConfig, *, faults: Faults | None = None, progress:
         for group in groups
     )
     slots = _slots_per_partition(config, slot_bytes, max_model_len)
-    allocator = BlockAllocator(groups, slots_per_partition=slots, num_partitions=config.dp)
+    allocator = BlockAllocator(
+        groups,
+        slots_per_partition=slots,
+        num_partitions=config.dp,
+        prefix_hasher=PageHasher(covers_next_token=num_mtp_layers > 0) if config.enable_prefix_caching else None,
+        max_requests_per_partition=math.ceil(config.max_num_seqs / config.dp),
+    )
     pools = CachePools(
         model_config,
         groups,
@@ -82,8 +89,7 @@ def load_engine(config: EngineConfig, *, faults: Faults | None = None, progress:
         max_model_len=max_model_len,
         num_speculative_tokens=config.num_drafts,
     )
-    progress(f"engine ready after {time.monotonic() - started:.1f} s")
-    return EngineCore(
+    core = EngineCore(
         facts,
         scheduler,
         executor,
@@ -93,6 +99,9 @@ def load_engine(config: EngineConfig, *, faults: Faults | None = None, progress:
         profile_directory=None if config.profile_output is None else Path(config.profile_output),
         faults=faults,
     )
+    core.warm_up()
+    progress(f"engine ready after {time.monotonic() - started:.1f} s")
+    return core
 
 
 def check_backend(config: EngineConfig) -> None:

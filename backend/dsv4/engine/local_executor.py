@@ -87,8 +87,6 @@ class LocalExecutor:
         Returns:
             one result a request, in the order of the plan.
         """
-        for rows in plan.rows:
-            self._copy_table(rows.request)
         results = [RowsResult(rows) for rows in plan.rows]
         drafting: list[tuple[RowsResult, torch.Tensor]] = []
         for tile in _tiles(results):
@@ -99,6 +97,8 @@ class LocalExecutor:
     def _run_tile(
         self, tile: list[_Segment], samplers: dict[str, Sampler], drafting: list[tuple[RowsResult, torch.Tensor]]
     ) -> None:
+        for segment in tile:
+            self._copy_table(segment.request, segment.start + len(segment.token_ids))
         bundle = self._model.forward(self._batch(tile), self._pools)
         self._sample(tile, bundle, samplers)
         self._advance_prediction_layer(tile, bundle, drafting)
@@ -181,6 +181,9 @@ class LocalExecutor:
             going = [index for index, (result, _, limit) in enumerate(active) if len(result.draft_token_ids) < limit]
             if not going:
                 return
+            for index in going:
+                result = active[index][0]
+                self._copy_table(result.rows.request, _next_prediction_position(result) + 1)
             batch = [
                 _Segment(result, _next_prediction_position(result), [result.draft_token_ids[-1]], last=True)
                 for result in (active[index][0] for index in going)
@@ -208,11 +211,12 @@ class LocalExecutor:
             },
         )
 
-    def _copy_table(self, request: Request) -> None:
-        """Bring the request's row of the block tables up to date, if it changed."""
+    def _copy_table(self, request: Request, end: int) -> None:
+        """Bring the request's row of the block tables up to date for rows up to position `end` - 1."""
         table, slot = request.table, request.slot
         assert table is not None
         assert slot is not None
+        table.advance(end)
         state = (request.request_id, request.num_preemptions, table.version)
         if self._copied[slot] == state:
             return

@@ -73,7 +73,7 @@ class Heartbeat(msgspec.Struct, tag=True):
     """Sent twice a second by the I/O loop, which runs even while a step does.
 
     `step_age` are the seconds since the last finished step while requests run, else 0. `idle_age` are those of them in
-    which the process did not use the CPU. `observations` are histogram values since the last heartbeat.
+    which the step thread did not use the CPU. `observations` are histogram values since the last heartbeat.
     """
 
     step_age: float

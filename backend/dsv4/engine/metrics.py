@@ -25,7 +25,9 @@ METRICS = (
     Metric("dsv4_requests_waiting", "gauge", "Requests in the queue."),
     Metric("dsv4_requests_running", "gauge", "Requests that run."),
     Metric("dsv4_kv_cache_usage_ratio", "gauge", "Used share of the fullest cache group, 0 to 1."),
-    Metric("dsv4_kv_cache_blocks", "gauge", "Blocks of a cache group by state (total, free).", ("group", "state")),
+    Metric(
+        "dsv4_kv_cache_blocks", "gauge", "Blocks of a cache group by state (total, free, cached).", ("group", "state")
+    ),
     Metric("dsv4_kv_block_tokens", "gauge", "Tokens per block of the main cache groups."),
     Metric("dsv4_engine_up", "gauge", "1 while the engine takes requests."),
     Metric("dsv4_last_step_age_seconds", "gauge", "Age of the last finished step while requests run, else 0."),
@@ -33,6 +35,8 @@ METRICS = (
     Metric("dsv4_prompt_tokens_total", "counter", "Prompt tokens of finished requests."),
     Metric("dsv4_generation_tokens_total", "counter", "Tokens sent to clients."),
     Metric("dsv4_reasoning_tokens_total", "counter", "Tokens inside reasoning of finished requests."),
+    Metric("dsv4_prefix_cache_query_tokens_total", "counter", "Prompt tokens looked up in the prefix cache."),
+    Metric("dsv4_prefix_cache_hit_tokens_total", "counter", "Prompt tokens found in the prefix cache."),
     Metric("dsv4_mtp_draft_tokens_total", "counter", "Verified draft tokens by position.", ("position",)),
     Metric("dsv4_mtp_accepted_tokens_total", "counter", "Accepted draft tokens by position.", ("position",)),
     Metric("dsv4_preemptions_total", "counter", "Requests sent back to the queue for lack of cache blocks."),

@@ -41,6 +41,7 @@ class OutputProcessor:
         self._wants_logprobs = parameters.logprobs is not None
         self._num_tokens = 0
         self._cumulative_logprob = 0.0
+        self.cached_tokens = 0
         self.draft_tokens = 0
         self.accepted_draft_tokens = 0
         self._parser: ChatParser | None = None
@@ -145,6 +146,7 @@ class OutputProcessor:
         return Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_tokens,
+            cached_tokens=self.cached_tokens,
             reasoning_tokens=0 if self._parser is None else self._parser.reasoning_tokens,
             draft_tokens=self.draft_tokens,
             accepted_draft_tokens=self.accepted_draft_tokens,

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
@@ -46,13 +47,16 @@ from dsv4.engine.messages import (
 from dsv4.engine.protocol import RequestOutput
 from dsv4.errors import Dsv4Error, ErrorCode, RequestError
 
+if TYPE_CHECKING:
+    from dsv4.pypto.process import PyptoThread
+
 _logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 0.5
 IDLE_SECONDS = 0.2
 
-BUSY_CPU_SECONDS = 0.02
-"""CPU time that shows that a step computes: what the heartbeats alone use within a few seconds is far less."""
+BUSY_CPU_SECONDS = 0.001
+"""CPU time of the step thread that shows that a step computes."""
 
 LINGER_MILLISECONDS = 1000
 PR_SET_PDEATHSIG = 1
@@ -85,7 +89,7 @@ class StepThread(threading.Thread):
 
     def heartbeat(self) -> Heartbeat:
         """State as seen from the event loop."""
-        now, cpu_seconds = time.monotonic(), time.process_time()
+        now, cpu_seconds = time.monotonic(), self._own_cpu_seconds()
         if cpu_seconds - self._cpu_seconds >= BUSY_CPU_SECONDS:
             self._cpu_seconds, self._cpu_used_at = cpu_seconds, now
         age = now - self._last_step if self._busy else 0.0
@@ -94,6 +98,12 @@ class StepThread(threading.Thread):
         if core is None:
             return Heartbeat(age, idle_age, 0, 0, [])
         return Heartbeat(age, idle_age, core.num_running, core.num_waiting, core.metrics.take_observations())
+
+    def _own_cpu_seconds(self) -> float:
+        # Of this thread alone: the event loop and the worker threads of PyTorch use the CPU even when a step hangs.
+        if self.ident is None or not self.is_alive():
+            return 0.0
+        return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
 
     def _load(self) -> EngineCore | None:
         from dsv4.engine.loading import load_engine
@@ -178,7 +188,7 @@ async def serve(launch: Launch) -> None:
     ended = asyncio.Event()
 
     config = EngineConfig(**launch.config)
-    thread = StepThread(
+    thread = _engine_thread(config)(
         config,
         send=lambda message: loop.call_soon_threadsafe(outbox.put_nowait, message),
         ended=lambda: loop.call_soon_threadsafe(ended.set),
@@ -202,17 +212,26 @@ async def serve(launch: Launch) -> None:
     context.term()
 
 
+def _engine_thread(config: EngineConfig) -> type[StepThread] | type[PyptoThread]:
+    """The engine that `--backend` names. PyPTO's is imported only when asked for."""
+    if config.backend == "npu":
+        from dsv4.pypto.process import PyptoThread
+
+        return PyptoThread
+    return StepThread
+
+
 async def _send_all(socket: zmq.asyncio.Socket, outbox: asyncio.Queue[FromEngine]) -> None:
     while True:
         await socket.send(encode(await outbox.get()))
 
 
-async def _receive_all(socket: zmq.asyncio.Socket, thread: StepThread) -> None:
+async def _receive_all(socket: zmq.asyncio.Socket, thread: StepThread | PyptoThread) -> None:
     while True:
         thread.inbox.put(decode_to_engine(await socket.recv()))
 
 
-async def _beat(outbox: asyncio.Queue[FromEngine], thread: StepThread) -> None:
+async def _beat(outbox: asyncio.Queue[FromEngine], thread: StepThread | PyptoThread) -> None:
     while True:
         await asyncio.sleep(HEARTBEAT_SECONDS)
         outbox.put_nowait(thread.heartbeat())

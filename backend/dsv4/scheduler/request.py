@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from dsv4.cache.block_allocator import BlockTable
+from dsv4.cache.prefix_index import PageKeys
 
 
 class RequestStatus(enum.Enum):
@@ -27,6 +28,8 @@ class Request:
         num_computed: positions whose caches are written and valid.
         draft_token_ids: drafts for the positions after the last token, checked in the next decode step.
         slot: index of the request's state in the executor while it runs.
+        page_keys: of the complete pages of `token_ids`, when prefixes are cached.
+        num_cached_tokens: prompt positions that were found in the cache when the request first ran.
     """
 
     request_id: str
@@ -43,6 +46,8 @@ class Request:
     table: BlockTable | None = None
     slot: int | None = None
     num_preemptions: int = 0
+    page_keys: PageKeys = field(default_factory=PageKeys)
+    num_cached_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -179,6 +179,10 @@ class Scheduler:
         request.num_computed = rows.start + rows.num_tokens + accepted
         request.token_ids.extend(new)
         request.draft_token_ids = list(draft_token_ids)
+        hasher = self.allocator.prefix_hasher
+        if hasher is not None and request.table is not None:
+            hasher.extend(request.page_keys, request.token_ids)
+            self.allocator.commit(request.table, request.page_keys, request.num_computed)
 
     def _prefill_rows(self, request: Request, budget: int) -> ScheduledRows:
         remaining = request.num_tokens - request.num_computed
@@ -200,7 +204,7 @@ class Scheduler:
         while self._waiting and self._free_slots and budget > 0:
             request = self._waiting[0]
             # Room for all tokens known, not just the first chunk: a half-admitted prompt would only be preempted.
-            table = self.allocator.open_table(self._reserved_tokens(request, request.num_tokens))
+            table = self._open_table(request)
             if table is None:
                 return
             self._waiting.pop(0)
@@ -209,11 +213,22 @@ class Scheduler:
             scheduled[request] = rows
             budget -= rows.num_rows
 
+    def _open_table(self, request: Request) -> BlockTable | None:
+        reserved = self._reserved_tokens(request, request.num_tokens)
+        hasher = self.allocator.prefix_hasher
+        if hasher is None:
+            return self.allocator.open_table(reserved)
+        hasher.extend(request.page_keys, request.token_ids)
+        # At least one row must be computed, or there would be nothing to choose the next token from.
+        return self.allocator.open_table(reserved, request.page_keys, request.num_tokens - 1)
+
     def _start(self, request: Request, table: BlockTable) -> None:
         request.table = table
         request.slot = self._free_slots.pop()
         request.status = RequestStatus.RUNNING
-        request.num_computed = 0
+        request.num_computed = table.num_cached_tokens
+        if request.num_preemptions == 0:
+            request.num_cached_tokens = table.num_cached_tokens
         request.draft_token_ids = []
         bisect.insort(self._running, request, key=lambda running: running.order)
 

@@ -124,6 +124,7 @@ async def test_a_step_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("DSV4_FAULT_HANG_AT_STEP", "3")
     async with running() as client:
         monkeypatch.delenv("DSV4_FAULT_HANG_AT_STEP")
+        await collect(client, make_request("two steps", 2))
         outputs = await asyncio.wait_for(collect(client, make_request("stuck", 50)), TOLD_SECONDS + 1.0)
         assert "[ENGINE_DEAD]" in str(outputs[-1].error)
         assert "hangs" in str(outputs[-1].error)

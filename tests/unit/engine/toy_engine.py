@@ -7,6 +7,7 @@ from typing import Any
 
 from dsv4.cache.block_allocator import BlockAllocator
 from dsv4.cache.groups import cache_groups
+from dsv4.cache.prefix_index import PageHasher
 from dsv4.engine.core import EngineCore, ModelFacts
 from dsv4.engine.local_executor import LocalExecutor
 from dsv4.engine.protocol import GenerateRequest, RequestOutput
@@ -35,10 +36,17 @@ class ToyEngine:
         agreement: float = 0.7,
         eos: int = EOS,
         tokenizer: Any = None,
+        prefix_caching: bool = False,
     ) -> None:
         self.now = 0.0
         groups = cache_groups(sliding_window=128, max_model_len=max_model_len)
-        self.allocator = BlockAllocator(groups, slots_per_partition=slots, num_partitions=partitions)
+        self.allocator = BlockAllocator(
+            groups,
+            slots_per_partition=slots,
+            num_partitions=partitions,
+            prefix_hasher=PageHasher(covers_next_token=drafts > 0) if prefix_caching else None,
+            max_requests_per_partition=-(-max_num_seqs // partitions),
+        )
         limits = SchedulerLimits(
             max_num_seqs, max_num_batched_tokens, max_prefill_extent, max_model_len, max_queued_requests
         )

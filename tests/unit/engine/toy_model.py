@@ -1,8 +1,8 @@
 """A network double whose next token is a pure function of the sequence, read back from the cache pages it was given.
 
 It implements the interface of the network over the same block tables: each row writes its token at its position into
-every group, and the streams of a row are a hash of all tokens up to it *as found in the pages*. Whatever the engine gets
-wrong about blocks, positions, replay, sharing or speculation therefore fails an assertion or changes tokens.
+every group, and the streams of a row are a hash of all tokens up to it *as found in the pages*. An engine that gets
+blocks, positions, replay, sharing or speculation wrong fails an assertion or changes tokens.
 """
 
 from __future__ import annotations
@@ -125,8 +125,10 @@ def _history(pools: ToyPools, tables: dict[str, Integers], sequence: int, positi
     """Hash of tokens 0..position from a full-history group; what a ring must still hold has to agree."""
     positions = np.arange(position + 1)
     tokens = _read(pools, tables, "cmp_c4", sequence, positions)
-    for name, reach in (("cmp_c128", position + 1), ("idx", position + 1), ("ori", 128), ("hca_state", 128),
-                        ("csa_state", 8), ("csa_inner_state", 8)):  # fmt: skip
+    # HCA closes windows of 128 positions, CSA of 4 and reads the window before as well.
+    since_window, since_four = position % 128 + 1, position % 4 + 5
+    for name, reach in (("cmp_c128", position + 1), ("idx", position + 1), ("ori", 128), ("hca_state", since_window),
+                        ("csa_state", since_four), ("csa_inner_state", since_four)):  # fmt: skip
         visible = positions[-reach:]
         assert (_read(pools, tables, name, sequence, visible) == tokens[visible]).all(), name
     return hash_of(tokens)
