@@ -85,6 +85,7 @@ def configuration(checkpoint: Path, drafts: int, **flags: Any) -> EngineConfig:
         "max_num_seqs": 64 if drafts <= 1 else 32,
         "max_num_batched_tokens": 4096,
         "long_prefill_token_threshold": 128,
+        "enable_prefix_caching": False,
         **speculation,
         **flags,
     }
@@ -234,6 +235,16 @@ async def test_a_request_up_to_the_end_of_the_context(engine: EngineFactory, con
             assert answer.ids == contract.reference(prompt(number), 120)
 
 
+async def test_requests_with_one_prefix_do_not_overfill_a_rank(engine: EngineFactory, contract: Contract) -> None:
+    """With prefix caching all of them go to the rank that has the prefix, which decodes eight at once."""
+    common = prompt(3, 300)
+    prompts = [common + prompt(number, 10) for number in range(24)]
+    async with engine(1, {"enable_prefix_caching": True}) as client:
+        assert (await ask(client, 99, ids=prompts[0])).ids == contract.reference(prompts[0], 24)
+        answers = await asyncio.gather(*(ask(client, number, ids=ids) for number, ids in enumerate(prompts)))
+    assert [answer.ids for answer in answers] == [contract.reference(ids, 24) for ids in prompts]
+
+
 async def test_leaving_a_stream_ends_its_request(shared: EngineClient, contract: Contract) -> None:
     other = asyncio.create_task(ask(shared, 0, max_tokens=150))
     request = GenerateRequest(
@@ -298,6 +309,7 @@ async def test_the_worker_does_not_outlive_a_killed_engine_process(engine: Engin
         worker = worker_of(client)
         os.kill(engine_pid(client), signal.SIGKILL)
         await eventually(worker.is_running, lambda running: not running)
+        await eventually(client.health, lambda health: health["ready"] and health["restarts"] == 1)
 
 
 async def test_stopping_lets_running_requests_end(engine: EngineFactory, contract: Contract) -> None:

@@ -232,10 +232,13 @@ class PyptoEngine:
             slots = min(pool.blocks_per_partition // pool.spec.max_blocks_per_seq for pool in pools)
         limit = live_request_limit(self._options, ranks=RANKS, slots_per_rank=slots)
         if limit < self._options.max_num_seqs:
+            remedy = "; --no-enable-prefix-caching allows more" if self._options.prefix_caching else ""
             _logger.warning(
-                "pypto: at most %d requests run at once, not --max-num-seqs %d (rows and cache slots of one rank)",
+                "pypto: at most %d requests run at once, not --max-num-seqs %d: the decode rows and cache slots of one "
+                "rank%s",
                 limit,
                 self._options.max_num_seqs,
+                remedy,
             )
         return limit
 

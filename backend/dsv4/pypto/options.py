@@ -92,8 +92,8 @@ class PyptoOptions:
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether it was asked for explicitly; it is off otherwise, as upstream recommends."""
-        return self.flags.get("enable_prefix_caching") is True
+        """Whether upstream shares prefixes: as asked for, except that it does not with more than one draft token."""
+        return self.flags.get("enable_prefix_caching") is True and self.speculation.draft_tokens <= 1
 
 
 def read_speculation(flags: Mapping[str, Any]) -> Speculation:
