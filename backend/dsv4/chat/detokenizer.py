@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsv4.chat.stop_strings import StopMatcher
 from dsv4.chat.tokenizer import ChatTokenizer
@@ -27,6 +27,10 @@ class IncrementalDetokenizer:
         skipped, token_bytes = self._skipped, self._token_bytes
         return self._decoder.decode(b"".join([token_bytes(token) for token in token_ids if token not in skipped]))
 
+    def push_one(self, token_id: int) -> str:
+        """``push`` of a single id."""
+        return "" if token_id in self._skipped else self._decoder.decode(self._token_bytes(token_id))
+
     def flush(self) -> str:
         """Before a control token: an unfinished character can no longer complete and becomes U+FFFD."""
         return self._decoder.decode(b"", True)
@@ -37,8 +41,7 @@ class IncrementalDetokenizer:
         return ""
 
 
-@dataclass(frozen=True)
-class OutputStep:
+class OutputStep(NamedTuple):
     """What one engine step adds to an output.
 
     ``pieces`` are text and control tokens (their sentinel) that are final. ``token_count`` of the step's tokens belong
@@ -105,7 +108,7 @@ class OutputStream:
     def _pieces_of(self, token: int) -> Sequence[str]:
         sentinel = self._sentinels.get(token)
         if sentinel is None:
-            text = self._detokenizer.push((token,))
+            text = self._detokenizer.push_one(token)
             return (text,) if text else ()
         text = self._detokenizer.flush()
         return (text, sentinel) if text else (sentinel,)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-import json
 import re
 from collections.abc import Callable
+from json.encoder import encode_basestring
 from typing import Protocol
 
 from dsv4.chat.fields import parse_json
@@ -264,7 +264,7 @@ class MarkupMachine:
             raise MalformedOutputError("a call contains text outside its parameters")
         if tag.name in self._keys:
             raise MalformedOutputError(f"parameter {tag.name!r} is given twice")
-        self._value_key = ("{" if not self._keys else ", ") + json.dumps(tag.name, ensure_ascii=False) + ": "
+        self._value_key = ("{" if not self._keys else ", ") + encode_basestring(tag.name) + ": "
         self._keys.add(tag.name)
         self._value_is_string = tag.is_string
         self._value_parts = []
@@ -307,7 +307,7 @@ class MarkupMachine:
             return
         text = spell(text)
         if self._value_is_string:
-            self._emit_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            self._emit_arguments(encode_basestring(text)[1:-1])
         else:
             self._value_parts.append(text)
 

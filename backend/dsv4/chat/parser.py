@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dsv4.chat.detokenizer import OutputStream
 from dsv4.chat.markup import MalformedOutputError, MarkupMachine, State
@@ -21,15 +21,14 @@ Delta = dict[str, Any]
 _START_STATES = {"content": State.CONTENT, "reasoning": State.REASONING, "tool_block": State.BLOCK}
 
 
-@dataclass(frozen=True)
-class ChatStep:
+class ChatStep(NamedTuple):
     """Result of one step. ``token_count`` of the step's tokens belong to the output.
 
     With ``stop`` a stop string was completed by the last of them, with ``error`` the output is invalid; after either
     the request ends.
     """
 
-    deltas: list[Delta] = field(default_factory=list)
+    deltas: list[Delta]
     token_count: int = 0
     stop: str | None = None
     error: str | None = None
@@ -119,7 +118,7 @@ class ChatParser:
         if self._stream is None:
             raise ValueError("this parser was built without a tokenizer")
         if self._error is not None or self._stop is not None:
-            return ChatStep(error=self._error, stop=self._stop)
+            return ChatStep([], error=self._error, stop=self._stop)
         count = 0
         for token in token_ids:
             step = self._stream.push((token,))

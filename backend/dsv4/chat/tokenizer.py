@@ -19,7 +19,7 @@ from dsv4.errors import ConfigurationError
 DEFAULT_CACHE_CHARACTERS = 32_000_000
 """Text kept with its ids; at four characters a token about 8 million tokens, 64 to 160 MB when full."""
 
-PARALLEL_CHARACTERS = 50_000
+PARALLEL_CHARACTERS = 8_000
 """Text from which on a prompt is tokenised by several threads."""
 
 
