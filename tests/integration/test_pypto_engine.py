@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -340,3 +342,34 @@ async def test_a_profile_window_in_the_worker(engine: EngineFactory, tmp_path: P
         await client.profile("start")
         assert (await ask(client, 0)).error is None
         await client.profile("stop")
+
+
+def test_offline_generation_with_the_documented_command(contract: Contract, checkpoint: Path) -> None:
+    """`dsv4 generate` with the flags of the offline example, in a process of its own."""
+    command = [sys.executable, "-m", "dsv4.cli.main", "generate", "--model", str(checkpoint), "--prompt", "Huawei is"]
+    command += [
+        "--prompt",
+        "And",
+        "--backend",
+        "npu",
+        "--platform",
+        "a2a3",
+        "--devices",
+        "0,1,2,3,4,5,6,7",
+        "--dp",
+        "8",
+        "--ep",
+        "8",
+        "--tp",
+        "1",
+    ]
+    command += ["--block-size", "128", "--max-model-len", "512", "--long-prefill-token-threshold", "2048"]
+    command += ["--ring-dep-pool", "131072", "--ring-task-window", "131072", "--ring-heap", "2147483648"]
+    command += ["--generate-config", '{"max_new_tokens": 20}']
+    command += ["--speculative-config", '{"method":"mtp","num_speculative_tokens":1}']
+    environment = {**os.environ, **contract.environment, "DSV4_CACHE_DIR": str(checkpoint.parent / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    for text in ("Huawei is", "And"):
+        expected = contract.reference([FIRST_BYTE + byte for byte in text.encode()], 20)
+        assert text + bytes(token - FIRST_BYTE for token in expected).decode() in done.stdout

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -15,6 +16,10 @@ from dsv4.config import EngineConfig
 from dsv4.engine.protocol import GenerateRequest, RequestOutput
 from dsv4.errors import ConfigurationError, RequestError
 from dsv4.sampling_parameters import SamplingParameters, parse_sampling_parameters
+
+if TYPE_CHECKING:
+    from dsv4.engine.core import EngineCore
+    from dsv4.pypto.offline import OfflinePyptoEngine
 
 # ruff: noqa: UP045 - typer reads Optional on Python 3.10
 
@@ -57,22 +62,36 @@ def generate(
     parameters = read_generate_config(generate_config)
     config = EngineConfig.build(overrides=engine_flags)
 
-    # PyTorch takes seconds to import, which `dsv4 --help` and a mistake in the flags need not wait for.
-    from dsv4.engine.loading import load_engine
-
-    core = load_engine(config, progress=lambda text: typer.echo(text, err=True))
     answers = {str(index): _Answer(text) for index, text in enumerate(prompt)}
-    for request_id, answer in answers.items():
-        core.add(GenerateRequest(request_id=request_id, prompt_text=answer.prompt, sampling_parameters=parameters))
-    terminal = _Terminal(list(answers.values()), show_token_ids=show_token_ids)
-    started = time.monotonic()
-    while core.has_work:
-        for output in core.step():
-            answers[output.request_id].add(output)
-        terminal.show()
-    _summarise(list(answers.values()), time.monotonic() - started)
+    with _load_engine(config) as engine:
+        for request_id, answer in answers.items():
+            engine.add(
+                GenerateRequest(request_id=request_id, prompt_text=answer.prompt, sampling_parameters=parameters)
+            )
+        terminal = _Terminal(list(answers.values()), show_token_ids=show_token_ids)
+        started = time.monotonic()
+        while engine.has_work:
+            for output in engine.step():
+                answers[output.request_id].add(output)
+            terminal.show()
+        _summarise(list(answers.values()), time.monotonic() - started)
     if any(answer.last is not None and answer.last.error for answer in answers.values()):
         raise typer.Exit(1)
+
+
+def _load_engine(config: EngineConfig) -> AbstractContextManager[EngineCore | OfflinePyptoEngine]:
+    """The engine that --backend names. PyTorch takes seconds to import: a mistake in the flags need not wait for it."""
+
+    def report(text: str) -> None:
+        typer.echo(text, err=True)
+
+    if config.backend == "npu":
+        from dsv4.pypto.offline import OfflinePyptoEngine
+
+        return OfflinePyptoEngine(config, report)
+    from dsv4.engine.loading import load_engine
+
+    return nullcontext(load_engine(config, progress=report))
 
 
 def read_generate_config(text: str | None) -> SamplingParameters:
