@@ -6,13 +6,12 @@ import json
 import random
 
 import pytest
+import xgrammar
 from dsv4.chat import ChatParser, MessageBuilder, encode_request
 from dsv4.chat.grammar import anchor_control_tokens
 from dsv4.errors import RequestError
 
 from tests.unit.chat.small_vocabulary import small_tokenizer
-
-xgrammar = pytest.importorskip("xgrammar")
 
 TOKENIZER = small_tokenizer()
 DSML_ID = TOKENIZER.token_id("｜DSML｜")
