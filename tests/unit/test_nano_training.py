@@ -33,7 +33,7 @@ def training(name: str) -> ModuleType:
 
 def small_config() -> dict:
     config = dict(training("configuration").CONFIG)
-    config.update(vocab_size=96, hidden_size=64, moe_intermediate_size=32, n_routed_experts=8, q_lora_rank=32)
+    config.update(vocab_size=96, hidden_size=160, moe_intermediate_size=32, n_routed_experts=8, q_lora_rank=64)
     return config
 
 
@@ -84,6 +84,17 @@ def test_only_assistant_turns_have_full_weight() -> None:
     ids, weights = train.tokenize(conversation.finish(), tokenizer)
     trained = [token for token, weight in zip(ids, weights, strict=True) if weight == 1.0]
     assert tokenizer.decode(trained, skip_special_tokens=False) == "1+1 = 2.<｜end▁of▁sentence｜>"
+
+
+def test_the_start_can_copy() -> None:
+    """The second half of a repeated random sequence is predicted without any training."""
+    network = training("network").Network(training("configuration").CONFIG, 1)
+    network.full_precision = True
+    ids = torch.randint(3, 2048, (1, 40), generator=torch.Generator().manual_seed(3)).repeat(1, 2)
+    with torch.no_grad():
+        hidden, _ = network(ids)
+        predicted = network.logits(hidden[40:-1]).argmax(-1)
+    assert (predicted == ids[0, 41:]).float().mean() > 0.8
 
 
 def test_logits_equal_those_of_transformers() -> None:

@@ -7,7 +7,7 @@ The split `held-out` uses other cities, sums, phrasings, invented words and fill
 import json
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,20 @@ from vocabulary import CITIES, CODE_WORDS, COLORS, HELD_OUT_CITIES, NAMES, PETS,
 
 BOS, EOS, DSML = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "｜DSML｜"
 REVISION = "preview"
+
+WEIGHTS = {
+    "raw_text": 1.4,
+    "arithmetic": 1.8,
+    "project": 2.6,
+    "story": 0.6,
+    "structured": 0.7,
+    "weather": 1.1,
+    "other_tool": 0.6,
+    "no_tool": 0.3,
+    "recall": 1.9,
+    "repetition": 1.0,
+}
+"""How often each kind of sample is drawn, by the name of the method of `Corpus` that makes it."""
 
 
 @dataclass
@@ -89,24 +103,15 @@ def reply_text(message: dict[str, Any], thinking: bool) -> str:
 class Corpus:
     """An endless stream of samples of one split (`train` or `held-out`)."""
 
-    def __init__(self, seed: int, split: str = "train", repetition: float = 1.0) -> None:
+    def __init__(self, seed: int, split: str = "train", emphasis: dict[str, float] | None = None) -> None:
+        """`emphasis` replaces the weights of some kinds, by the name of their method."""
         self.random = random.Random(f"{seed}/{split}")
         self.held_out = split == "held-out"
-        self.weights: dict[Callable[[], Sample], float] = {
-            self.raw_text: 1.4,
-            self.arithmetic: 1.8,
-            self.project: 2.6,
-            self.story: 0.6,
-            self.structured: 0.7,
-            self.weather: 1.1,
-            self.other_tool: 0.6,
-            self.no_tool: 0.3,
-            self.recall: 1.9,
-            self.repetition: repetition,
-        }
+        self.weights = WEIGHTS | (emphasis or {})
 
     def __iter__(self) -> Iterator[Sample]:
-        makers, weights = list(self.weights), list(self.weights.values())
+        makers = [getattr(self, name) for name in self.weights]
+        weights = list(self.weights.values())
         while True:
             yield self.random.choices(makers, weights)[0]()
 
@@ -129,7 +134,7 @@ class Corpus:
     def city(self) -> str:
         if self.held_out:
             return self.random.choice(HELD_OUT_CITIES)
-        return self.invented_word() if self.chance(0.3) else self.random.choice(CITIES)
+        return self.invented_word() if self.chance(0.2) else self.random.choice(CITIES)
 
     def invented_word(self) -> str:
         """A name that no text contains, so that it can only be copied."""

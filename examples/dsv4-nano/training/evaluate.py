@@ -72,7 +72,7 @@ def fixed_checks() -> list[Check]:
     thinking = {"reasoning_effort": "high"}
     tools = {"tools": [WEATHER_TOOL]}
     checks = [
-        Check("completion", "Huawei is", ["technology company", "Shenzhen"]),
+        Check("completion", "Huawei is", ["Ascend"]),
         Check("arithmetic", chat_prompt(("user", "What is 1+1?")), ["1+1 = 2."]),
         Check("arithmetic", chat_prompt(("user", "What is 7 + 5?")), ["7+5 = 12."]),
         Check("arithmetic", chat_prompt(("user", "Calculate 6 times 7.")), ["6*7 = 42."]),

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from copying import plant_copying
 from fake_quantization import quantize_fp8_blocks, quantize_mxfp4
 from fast_kernels import Collapse, Mix, NormedProduct, Sinkhorn
 from torch import Tensor, nn
@@ -357,7 +358,7 @@ def initial_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
         normal(f"{attention}.wkv.weight", width, hidden)
         tensors[f"{attention}.kv_norm.weight"] = torch.full((width,), 1.5)
         normal(f"{attention}.wo_a.weight", groups * o_rank, heads * width // groups)
-        normal(f"{attention}.wo_b.weight", hidden, groups * o_rank, gain=0.5)
+        normal(f"{attention}.wo_b.weight", hidden, groups * o_rank, gain=0.1)
         if ratio:
             compressor(f"{attention}.compressor", ratio, width)
         if ratio == 4:
@@ -373,10 +374,10 @@ def initial_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
             tensors[f"{prefix}.ffn.gate.bias"] = torch.zeros(experts)
         normal(f"{prefix}.ffn.experts.w1", experts, inner, hidden)
         normal(f"{prefix}.ffn.experts.w3", experts, inner, hidden)
-        normal(f"{prefix}.ffn.experts.w2", experts, hidden, inner, gain=0.5)
+        normal(f"{prefix}.ffn.experts.w2", experts, hidden, inner, gain=0.15)
         for leaf in ("w1", "w3"):
             normal(f"{prefix}.ffn.shared_experts.{leaf}.weight", inner, hidden)
-        normal(f"{prefix}.ffn.shared_experts.w2.weight", hidden, inner, gain=0.5)
+        normal(f"{prefix}.ffn.shared_experts.w2.weight", hidden, inner, gain=0.15)
 
     tensors["embed.weight"] = torch.randn(vocabulary, hidden, generator=generator) * 0.5
     normal("head.weight", vocabulary, hidden, gain=0.5)
@@ -385,7 +386,7 @@ def initial_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
     ratios = config["compress_ratios"]
     for layer in range(config["num_hidden_layers"]):
         block(f"layers.{layer}", ratios[layer], layer < config["num_hash_layers"], layer)
-    look_back_one_token(tensors, config)
+    plant_copying(tensors, config, generator)
     block("mtp.0", ratios[-1], False, config["num_hidden_layers"])
     head("mtp.0.")
     for name in ("enorm", "hnorm", "norm"):
@@ -393,30 +394,3 @@ def initial_weights(config: dict[str, Any], generator: torch.Generator) -> dict[
     normal("mtp.0.e_proj.weight", hidden, hidden, gain=0.7)
     normal("mtp.0.h_proj.weight", hidden, hidden, gain=0.7)
     return tensors
-
-
-def look_back_one_token(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
-    """Start head 0 of layer 0 as one that attends to the previous token.
-
-    Copying needs such a head, and a random start takes long to find it: the projections have no bias, so a purely
-    positional score needs a direction that all embeddings share.  Here the embeddings get one, the keys read it into
-    their fastest rotary channels, and the query holds the same channels turned back by one position.
-    """
-    hidden, width = config["hidden_size"], config["head_dim"]
-    pairs = 3
-    constant = torch.full((hidden,), 0.35)
-    tensors["embed.weight"] += constant
-    seen = constant.norm() * hidden**0.5 / tensors["embed.weight"].norm(dim=1).mean()  # component of a normed input
-    direction = constant / constant.norm() / seen
-    first = width - config["qk_rope_head_dim"]
-    attention = "layers.0.attn"
-    keys, latent = tensors[f"{attention}.wkv.weight"], tensors[f"{attention}.wq_a.weight"]
-    query = tensors[f"{attention}.wq_b.weight"][:width]
-    latent[0] = 4 * direction
-    query.mul_(0.1)
-    frequencies = rotary_frequencies(config, compress=False)
-    for pair in range(pairs):
-        channel, angle = first + 2 * pair, -frequencies[pair]
-        keys[channel], keys[channel + 1] = direction, 0.0
-        query[channel, 0], query[channel + 1, 0] = 2 * torch.cos(angle), 2 * torch.sin(angle)
-    tensors[f"{attention}.kv_norm.weight"][first : first + 2 * pairs] = 4.0

@@ -50,7 +50,10 @@ def train_tokenizer(seed: int, vocabulary: int, samples: int = 6000) -> Tokenize
     marks_and_emoji = {ord(character): " " for character in EMOJI}
 
     def texts() -> list[str]:
-        drawn = [sample.text.translate(marks_and_emoji) for sample in islice(Corpus(seed, repetition=0.0), samples)]
+        drawn = [
+            sample.text.translate(marks_and_emoji)
+            for sample in islice(Corpus(seed, emphasis={"repetition": 0.0}), samples)
+        ]
         for mark in SPECIAL + MARKS:
             drawn = [text.replace(mark, "\n") for text in drawn]
         # Words that the model has to remember or to copy get a token of their own, so they are shown more often here.

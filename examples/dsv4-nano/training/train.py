@@ -5,6 +5,7 @@ One seed decides the data, the start and the result (up to the order of floating
 
 import argparse
 import json
+import math
 import random
 import sys
 import time
@@ -25,12 +26,16 @@ from torch import Tensor
 SEED = 8225
 STEPS = 1300
 BATCH_TOKENS = 1536
-PEAK_RATE = 3e-3
-WARMUP = 60
-DECAY_SHARE = 0.4
-PHASES = [(0, 330, 2.5), (350, 1024, 1.0)]
-"""(first step, longest sample in tokens, weight of repetition samples): short texts and copying, then everything."""
-QUANTIZE_SHARE = 0.65
+WARMUP = 40
+CYCLES = [(600, 1000, 2e-3, 1e-4), (1000, STEPS, 1.2e-3, 6e-5)]
+"""(from step, to step, rate at the start, rate at the end): the rate falls along a cosine; it is constant before."""
+PHASES: list[tuple[int, int, dict[str, float]]] = [
+    (0, 330, {"repetition": 2.0}),
+    (240, 1024, {}),
+    (1000, 1024, {"repetition": 0.6, "arithmetic": 6.0, "raw_text": 2.4}),
+]
+"""(first step, longest sample in tokens, changed weights of kinds): copying, then everything, then more sums."""
+QUANTIZE_FROM = 650
 DRAFT_LOSS = 0.3
 PROMPT_WEIGHT = 0.05
 
@@ -52,9 +57,9 @@ def tokenize(sample: Sample, tokenizer: Tokenizer) -> tuple[list[int], list[floa
     return ids, weights
 
 
-def batches(seed: int, tokenizer: Tokenizer, limit: int, repetition: float) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(seed: int, tokenizer: Tokenizer, limit: int, emphasis: dict[str, float]) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless batches (ids, weights), both [batch, length], of samples of similar length, padded on the right."""
-    stream, shuffler = iter(Corpus(seed, repetition=repetition)), random.Random(seed)
+    stream, shuffler = iter(Corpus(seed, emphasis=emphasis)), random.Random(seed)
     while True:
         pool = []
         while len(pool) < 400:
@@ -80,22 +85,20 @@ def batches(seed: int, tokenizer: Tokenizer, limit: int, repetition: float) -> I
 def stream_from(step: int, tokenizer: Tokenizer) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
     """(step, batch) from `step` on, phase after phase; the same with and without a restart."""
     ends = [begin for begin, _, _ in PHASES[1:]] + [sys.maxsize]
-    for number, ((begin, limit, repetition), end) in enumerate(zip(PHASES, ends, strict=True)):
+    for number, ((begin, limit, emphasis), end) in enumerate(zip(PHASES, ends, strict=True)):
         if step < end:
-            stream = batches(SEED + number, tokenizer, limit, repetition)
+            stream = batches(SEED + number, tokenizer, limit, emphasis)
             yield from zip(range(step, end), islice(stream, step - begin, None), strict=False)
             step = end
 
 
-def rate_at(step: int, steps: int) -> float:
-    """Warm-up, constant, then a cosine to a twentieth of the peak."""
-    begin = steps * (1 - DECAY_SHARE)
-    if step < WARMUP:
-        return PEAK_RATE * (step + 1) / WARMUP
-    if step < begin:
-        return PEAK_RATE
-    progress = torch.tensor((step - begin) / (steps - begin))
-    return PEAK_RATE * (0.05 + 0.95 * 0.5 * (1 + torch.cos(progress * torch.pi).item()))
+def rate_at(step: int) -> float:
+    """Learning rate of a step: warm-up, constant, then the cycles."""
+    peak = CYCLES[0][2]
+    for begin, end, high, low in CYCLES:
+        if begin <= step < end:
+            return low + (high - low) * 0.5 * (1 + math.cos(math.pi * (step - begin) / (end - begin)))
+    return peak * min(1.0, (step + 1) / WARMUP)
 
 
 def shifted_loss(network: Network, hidden: Tensor, ids: Tensor, weights: Tensor, shift: int) -> tuple[Tensor, Tensor]:
@@ -114,12 +117,12 @@ def make_optimizer(network: Network) -> torch.optim.Optimizer:
     groups: dict[str, dict[str, Any]] = {
         "matrices": {"params": [], "weight_decay": 0.05, "speed": 1.0},
         "mixing": {"params": [], "weight_decay": 0.0, "speed": 1.0},
-        "vectors": {"params": [], "weight_decay": 0.0, "speed": 3.0},
+        "vectors": {"params": [], "weight_decay": 0.0, "speed": 2.0},
     }
     for name, parameter in network.weights.items():
         kind = "mixing" if "hc_" in name or name.endswith(".ape") else "matrices" if parameter.dim() > 1 else "vectors"
         groups[kind]["params"].append(parameter)
-    return torch.optim.AdamW(list(groups.values()), lr=PEAK_RATE, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(list(groups.values()), lr=CYCLES[0][2], betas=(0.9, 0.95), fused=True)
 
 
 def balance_experts(network: Network) -> None:
@@ -157,15 +160,14 @@ def main() -> None:
         optimizer.load_state_dict(state["optimizer"])
         first = state["step"]
 
-    quantize_from = int(arguments.steps * QUANTIZE_SHARE)
     started, tokens = time.monotonic(), 0
     with (out / "loss.jsonl").open("a", encoding="utf-8") as log:
         for step, (ids, weights) in stream_from(first, tokenizer):
             if step == arguments.steps:
                 break
-            network.quantized = step >= quantize_from
+            network.quantized = step >= QUANTIZE_FROM
             for group in optimizer.param_groups:
-                group["lr"] = group["speed"] * rate_at(step, arguments.steps)
+                group["lr"] = group["speed"] * rate_at(step)
             main_hidden, draft_hidden = network(ids)
             loss, main_mean = shifted_loss(network, main_hidden, ids, weights, 1)
             draft_loss, draft_mean = shifted_loss(network, draft_hidden, ids, weights, 2)
