@@ -70,6 +70,11 @@ class EnvoyProcess:
             staged.write_text(yaml.safe_dump(document))
             staged.rename(self.directory / "replicas" / f"{name}.yaml")
 
+    def unsuccessful_requests(self) -> list[str]:
+        """Access log lines of answers other than 200, with Envoy's reason in `flags`."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if line.startswith("{") and '"status":200' not in line]
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(timeout=20)
