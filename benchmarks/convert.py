@@ -79,9 +79,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--peer-only", nargs=2, type=Path, metavar=("SOURCE", "OUTPUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--make-only", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer_only:
         convert_with_torch(*arguments.peer_only)
+        return
+    if arguments.make_only:
+        make_benchmark_source(arguments.make_only, arguments.experts)
         return
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         run(Path(work), arguments)
@@ -90,7 +94,9 @@ def main() -> None:
 def run(work: Path, arguments: argparse.Namespace) -> None:
     from measure import Measurement, copy_seconds, print_table, remove, run_measured
 
-    source, output = make_benchmark_source(work / "source", arguments.experts), work / "out"
+    source, output = work / "source", work / "out"
+    # In a process of its own: the peak memory of a child counts what its parent held when it was started.
+    run_measured([sys.executable, __file__, "--make-only", str(source), "--experts", str(arguments.experts)])
     contenders: dict[str, list[str]] = {
         "dsv4 convert (exact)": [sys.executable, "-c", OURS, str(source), str(output), "exact"],
         "dsv4 convert (rtn)": [sys.executable, "-c", OURS, str(source), str(output), "rtn"],

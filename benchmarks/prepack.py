@@ -64,6 +64,15 @@ def pack_with_torch(directory: Path, ranks: int, output: Path) -> None:
     save_file(result, output, metadata={"format": "peer"})
 
 
+def make_benchmark_checkpoint(directory: Path, experts: int, layers: int) -> None:
+    from dsv4_converter import convert
+    from tests.unit.converter.checkpoints import FLASH_LAYER, make_source
+
+    layout = dataclasses.replace(FLASH_LAYER, experts=experts, ratios=(0, 4, 128)[:layers])
+    with tempfile.TemporaryDirectory(dir=directory.parent) as work:
+        convert(make_source(Path(work) / "source", layout), directory, rounding="rtn")
+
+
 def same_payload(first: Path, second: Path) -> bool:
     from dsv4.checkpoint.safetensors_file import SafetensorsFile
 
@@ -86,24 +95,26 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--peer-only", nargs=3, metavar=("DIR", "RANKS", "OUTPUT"), help=argparse.SUPPRESS)
+    parser.add_argument("--make-only", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peer_only:
         directory, ranks, output = arguments.peer_only
         pack_with_torch(Path(directory), int(ranks), Path(output))
+        return
+    if arguments.make_only:
+        make_benchmark_checkpoint(arguments.make_only, arguments.experts, arguments.layers)
         return
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
         run(Path(work), arguments)
 
 
 def run(work: Path, arguments: argparse.Namespace) -> None:
-    from dsv4_converter import convert
     from measure import copy_seconds, print_table, run_measured
 
-    from tests.unit.converter.checkpoints import FLASH_LAYER, make_source
-
-    layout = dataclasses.replace(FLASH_LAYER, experts=arguments.experts, ratios=(0, 4, 128)[: arguments.layers])
-    source, served = make_source(work / "source", layout), work / "served"
-    convert(source, served)
+    served = work / "served"
+    # In a process of its own: the peak memory of a child counts what its parent held when it was started.
+    options = ["--experts", str(arguments.experts), "--layers", str(arguments.layers)]
+    run_measured([sys.executable, __file__, "--make-only", str(served), *options])
     ours, theirs = work / "ours.safetensors", work / "theirs.safetensors"
     command = [sys.executable, "-c", OURS, str(served), str(arguments.ranks), str(ours)]
     rows = [("dsv4 prepack", run_measured(command))]

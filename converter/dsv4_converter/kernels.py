@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-COMPILE_THRESHOLD_BYTES = 512 << 20
+COMPILE_THRESHOLD_BYTES = 128 << 20
 """Source size above which compiling the kernels (a few seconds) pays."""
 
 

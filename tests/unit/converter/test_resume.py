@@ -110,7 +110,9 @@ def run_and_kill(source: Path, out: Path, moment: int, resume: bool) -> tuple[bo
     return killed, int(text or 0)
 
 
-def test_killed_at_fifty_moments_then_resumed(tmp_path: Path) -> None:
+def test_killed_at_fifty_moments_then_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a killed process wrote survives it without fsync; only a dying machine needs it.
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     small = variant(
         hidden=64, intermediate=32, q_lora=32, vocab=64, experts=6, ratios=(4,), hash_layers=0, shards=2, mtp=0
     )
