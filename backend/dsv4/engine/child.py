@@ -80,8 +80,16 @@ class EngineChild:
         self._tasks = [loop.create_task(self._watch(self._process, receiving, reading))]
 
     async def send(self, message: ToEngine) -> None:
-        if self._socket is not None:
-            await self._socket.send(encode(message))
+        socket = self._socket
+        if socket is None:
+            return
+        try:
+            await socket.send(encode(message))
+        except asyncio.CancelledError:
+            # pyzmq cancels a send that still waits for the peer when the socket is closed: the process has ended, which
+            # `on_exit` tells everybody. It must not look as if the caller had been cancelled.
+            if self._socket is socket:
+                raise
 
     def kill(self) -> None:
         """End the process and whatever it started at once."""

@@ -18,6 +18,7 @@ from dsv4.engine.output_processor import OutputProcessor
 from dsv4.engine.profiler import Profiler
 from dsv4.engine.protocol import GenerateRequest, RequestOutput
 from dsv4.engine.sampler import Sampler
+from dsv4.engine.structured_output import GrammarCompiler, OutputConstraint
 from dsv4.errors import ErrorCode, RequestError, invalid_argument
 from dsv4.sampling_parameters import SamplingParameters, unsupported
 from dsv4.scheduler.request import Request, RequestStatus
@@ -84,6 +85,9 @@ class EngineCore:
         self._tokenizer = tokenizer
         self._seed = seed
         self._default_timeout = default_timeout
+        self._grammars: GrammarCompiler | None = None
+        if tokenizer is not None:
+            self._grammars = GrammarCompiler(tokenizer, vocab_size=facts.vocab_size, stop_token_ids=facts.eos_token_ids)
         self._profiler = Profiler(profile_directory)
         self._faults = faults or Faults()
         self._clock = clock
@@ -103,10 +107,25 @@ class EngineCore:
     def num_waiting(self) -> int:
         return self._scheduler.num_waiting
 
-    def add(self, request: GenerateRequest) -> None:
-        """Queue a request. Raises RequestError when it cannot be served."""
+    def compile_grammar(self, request: GenerateRequest) -> OutputConstraint | None:
+        """The constraint of a request's output, for `add`. Takes up to seconds; may be called from any thread.
+
+        Raises RequestError for a constraint that cannot be compiled.
+        """
+        structured_outputs = request.sampling_parameters.structured_outputs
+        if structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise unsupported("structured_outputs", "the model has no tokenizer.json, so text cannot be constrained")
+        return self._grammars.compile(structured_outputs)
+
+    def add(self, request: GenerateRequest, constraint: OutputConstraint | None = None) -> None:
+        """Queue a request. Raises RequestError when it cannot be served.
+
+        `constraint` is the result of `compile_grammar`; without one a request that needs it compiles it here.
+        """
         try:
-            self._add(request)
+            self._add(request, constraint or self.compile_grammar(request))
         except RequestError as error:
             self.metrics.count("dsv4_requests_total", labels=(error.code.value.lower(),))
             raise
@@ -203,10 +222,8 @@ class EngineCore:
                 failures.append((request_id, RequestError(ErrorCode.INTERNAL, message)))
         return results, failures
 
-    def _add(self, request: GenerateRequest) -> None:
+    def _add(self, request: GenerateRequest, constraint: OutputConstraint | None) -> None:
         parameters = request.sampling_parameters
-        if parameters.structured_outputs is not None:
-            raise unsupported("structured_outputs", "this engine does not constrain its output by a grammar")
         if parameters.prompt_logprobs is not None:
             raise unsupported("prompt_logprobs", "this engine does not return log probabilities of the prompt")
         prompt = self._prompt(request)
@@ -240,7 +257,8 @@ class EngineCore:
             deadline=None if timeout is None else now + timeout,
         )
         self._scheduler.add(scheduled)
-        sampler = Sampler(parameters, prompt, stop_token_ids=stops, seed=self._seed_of(parameters))
+        seed = self._seed_of(parameters)
+        sampler = Sampler(parameters, prompt, stop_token_ids=stops, seed=seed, constraint=constraint)
         self._live[request.request_id] = _Live(scheduled, sampler, output, now)
         self._added += 1
 

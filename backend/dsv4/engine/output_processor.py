@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dsv4.chat import ChatParser, ChatTokenizer, OutputStream
+from dsv4.engine.chat_delta import merge_deltas
 from dsv4.engine.protocol import FinishReason, GenerateRequest, RequestOutput, TokenLogprob, Usage
 from dsv4.errors import ErrorCode, RequestError
 
@@ -36,8 +37,11 @@ class OutputProcessor:
         self._tokenizer = tokenizer
         self._num_prompt_tokens = num_prompt_tokens
         self._max_tokens = max_tokens
-        self._eos: frozenset[int] = frozenset() if parameters.ignore_eos else eos_token_ids
+        self._eos: frozenset[int] = (
+            frozenset() if parameters.ignore_eos and parameters.structured_outputs is None else eos_token_ids
+        )
         self._stop_token_ids = frozenset(parameters.stop_token_ids)
+        self._include_stop = parameters.include_stop_str_in_output
         self._wants_logprobs = parameters.logprobs is not None
         self._num_tokens = 0
         self._cumulative_logprob = 0.0
@@ -65,8 +69,9 @@ class OutputProcessor:
         """Add the tokens of one step. The output is the last one when it is `finished`."""
         kept, reason, stop_reason = self._cut(tokens)
         ids = [token.token_id for token in kept]
-        # A stop token that the client named is not part of the text; EOS has none anyway.
-        spoken = ids[:-1] if stop_reason is not None else ids
+        # EOS is never part of the text, a stop token that the client named only if it asked for that.
+        silent = reason is FinishReason.STOP and (stop_reason is None or not self._include_stop)
+        spoken = ids[:-1] if silent else ids
         text, deltas, count, stop, error = self._read(spoken)
         if stop is not None:
             kept, ids = kept[:count], ids[:count]
@@ -151,38 +156,6 @@ class OutputProcessor:
             draft_tokens=self.draft_tokens,
             accepted_draft_tokens=self.accepted_draft_tokens,
         )
-
-
-def merge_deltas(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Several OpenAI deltas as one: strings are joined, tool calls are joined by index."""
-    merged: dict[str, Any] = {}
-    calls: dict[int, dict[str, Any]] = {}
-    for delta in deltas:
-        for key, value in delta.items():
-            if key == "tool_calls":
-                for call in value:
-                    _merge_call(calls, call)
-            elif key in ("content", "reasoning", "reasoning_content") and isinstance(value, str):
-                merged[key] = (merged.get(key) or "") + value
-            else:
-                merged[key] = value
-    if calls:
-        merged["tool_calls"] = list(calls.values())
-    return merged
-
-
-def _merge_call(calls: dict[int, dict[str, Any]], call: dict[str, Any]) -> None:
-    known = calls.get(call["index"])
-    if known is None:
-        calls[call["index"]] = {**call, "function": dict(call.get("function") or {})}
-        return
-    function = call.get("function") or {}
-    known.update({key: value for key, value in call.items() if key != "function"})
-    for key, value in function.items():
-        if key == "arguments":
-            known["function"][key] = (known["function"].get(key) or "") + value
-        else:
-            known["function"][key] = value
 
 
 def _content(deltas: Sequence[dict[str, Any]]) -> str:

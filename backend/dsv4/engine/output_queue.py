@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from dsv4.engine.output_processor import merge_deltas
+from dsv4.engine.chat_delta import merge_deltas
 from dsv4.engine.protocol import RequestOutput, TokenLogprob
 
 MAX_UNREAD_OUTPUTS = 64

@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +26,6 @@ import zmq
 import zmq.asyncio
 
 from dsv4.config import EngineConfig
-from dsv4.engine.core import EngineCore
 from dsv4.engine.faults import Faults
 from dsv4.engine.messages import (
     Abort,
@@ -44,11 +45,15 @@ from dsv4.engine.messages import (
     decode_to_engine,
     encode,
 )
-from dsv4.engine.protocol import RequestOutput
+from dsv4.engine.protocol import GenerateRequest, RequestOutput
 from dsv4.errors import Dsv4Error, ErrorCode, RequestError
 
 if TYPE_CHECKING:
     from dsv4.pypto.process import PyptoThread
+
+if TYPE_CHECKING:
+    from dsv4.engine.core import EngineCore
+    from dsv4.engine.structured_output import OutputConstraint
 
 _logger = logging.getLogger(__name__)
 
@@ -59,7 +64,16 @@ BUSY_CPU_SECONDS = 0.001
 """CPU time of the step thread that shows that a step computes."""
 
 LINGER_MILLISECONDS = 1000
+MAX_COMPILING = 64
 PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A request whose grammar is compiled."""
+
+    request: GenerateRequest
+    constraint: Future[OutputConstraint | None]
 
 
 class StepThread(threading.Thread):
@@ -70,13 +84,15 @@ class StepThread(threading.Thread):
         self._config = config
         self._send = send
         self._ended = ended
-        self.inbox: queue.SimpleQueue[ToEngine] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[ToEngine | _Compiled] = queue.SimpleQueue()
         self._core: EngineCore | None = None
         self._stop_at: float | None = None
         self._last_step = time.monotonic()
         self._busy = False
         self._cpu_seconds = 0.0
         self._cpu_used_at = 0.0
+        self._compiling: set[str] = set()
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
 
     def run(self) -> None:
         """Load, then step until told to stop."""
@@ -144,10 +160,13 @@ class StepThread(threading.Thread):
         except queue.Empty:
             return
 
-    def _handle(self, core: EngineCore, message: ToEngine) -> None:
+    def _handle(self, core: EngineCore, message: ToEngine | _Compiled) -> None:
         if isinstance(message, Submit):
-            self._submit(core, message)
+            self._submit(core, message.request)
+        elif isinstance(message, _Compiled):
+            self._take_compiled(core, message)
         elif isinstance(message, Abort):
+            self._compiling.discard(message.request_id)
             core.abort(message.request_id)
         elif isinstance(message, QueryStats):
             self._send(Reply(message.query_id, core.stats()))
@@ -163,13 +182,42 @@ class StepThread(threading.Thread):
             return Reply(message.query_id, {}, str(error))
         return Reply(message.query_id, {})
 
-    def _submit(self, core: EngineCore, message: Submit) -> None:
+    def _submit(self, core: EngineCore, request: GenerateRequest) -> None:
+        if request.sampling_parameters.structured_outputs is None or self._stop_at is not None:
+            self._add(core, request, None)
+        elif len(self._compiling) >= MAX_COMPILING:
+            self._refuse(request, RequestError(ErrorCode.QUEUE_FULL, f"{MAX_COMPILING} grammars are being compiled"))
+        elif request.request_id not in self._compiling:
+            # Beside the steps, which a large grammar would hold up.
+            self._compiling.add(request.request_id)
+            future = self._compiler.submit(core.compile_grammar, request)
+            future.add_done_callback(lambda done: self.inbox.put(_Compiled(request, done)))
+
+    def _take_compiled(self, core: EngineCore, compiled: _Compiled) -> None:
+        request = compiled.request
+        if request.request_id not in self._compiling:
+            return  # aborted
+        self._compiling.remove(request.request_id)
+        try:
+            constraint = compiled.constraint.result()
+        except RequestError as error:
+            self._refuse(request, error)
+        except Exception:
+            _logger.exception("the grammar of request %s failed", request.request_id)
+            self._refuse(request, RequestError(ErrorCode.INTERNAL, "structured_outputs: the grammar failed"))
+        else:
+            self._add(core, request, constraint)
+
+    def _add(self, core: EngineCore, request: GenerateRequest, constraint: OutputConstraint | None) -> None:
         try:
             if self._stop_at is not None:
                 raise RequestError(ErrorCode.DRAINING, "the server is shutting down")
-            core.add(message.request)
+            core.add(request, constraint)
         except RequestError as error:
-            self._publish([RequestOutput(request_id=message.request.request_id, error=str(error))])
+            self._refuse(request, error)
+
+    def _refuse(self, request: GenerateRequest, error: RequestError) -> None:
+        self._publish([RequestOutput(request_id=request.request_id, error=str(error))])
 
     def _publish(self, outputs: list[RequestOutput]) -> None:
         if outputs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dsv4.engine.structured_output import OutputConstraint
 from dsv4.sampling_parameters import SamplingParameters
 
 
@@ -29,6 +30,7 @@ class Sampler:
 
     Args:
         stop_token_ids: ids that must not come before `min_tokens`.
+        constraint: what the output must match. A draft is accepted only if it is what the constrained choice yields.
         seed: of the request's own random numbers. The number for output token i depends on the seed and on i alone, so
             neither the batch, nor speculation, nor a step that is computed again changes what is drawn.
     """
@@ -40,8 +42,10 @@ class Sampler:
         *,
         stop_token_ids: frozenset[int],
         seed: int,
+        constraint: OutputConstraint | None = None,
     ) -> None:
         self._parameters = parameters
+        self._constraint = constraint
         self._stop_token_ids = sorted(stop_token_ids)
         self._seed = seed & (2**64 - 1)
         self._bias = {int(token): bias for token, bias in (parameters.logit_bias or {}).items()}
@@ -53,6 +57,7 @@ class Sampler:
         p = self._parameters
         return (
             p.greedy
+            and self._constraint is None
             and p.logprobs is None
             and not self._bias
             and p.min_tokens == 0
@@ -73,14 +78,18 @@ class Sampler:
             token = int(adjusted.argmax())
         else:
             token = self._draw(self._probabilities(adjusted), len(output_token_ids))
+        if self._constraint is not None:
+            self._constraint.accept(token)
         return self._describe(token, logits)
 
     def _adjust(self, logits: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         p = self._parameters
         for token, bias in self._bias.items():
             logits[token] += bias
+        if self._constraint is not None:
+            self._constraint.mask(logits, len(output))
         if len(output) < p.min_tokens and self._stop_token_ids:
-            logits[self._stop_token_ids] = float("-inf")
+            self._forbid_stops(logits)
         if p.repetition_penalty != 1.0:
             seen = torch.tensor(sorted({*self._seen, *output}), dtype=torch.int64)
             values = logits[seen]
@@ -91,6 +100,13 @@ class Sampler:
             times = torch.tensor(list(counts.values()), dtype=torch.float32)
             logits[tokens] -= p.frequency_penalty * times + p.presence_penalty
         return logits
+
+    def _forbid_stops(self, logits: torch.Tensor) -> None:
+        held = logits[self._stop_token_ids]
+        logits[self._stop_token_ids] = float("-inf")
+        if bool(torch.isneginf(logits).all()):
+            # A grammar may allow nothing but the end.
+            logits[self._stop_token_ids] = held
 
     def _probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         p = self._parameters

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from dsv4.config import EngineConfig
 from dsv4.engine.core import EngineCore
 from dsv4.engine.loading import load_engine

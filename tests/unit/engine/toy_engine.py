@@ -37,6 +37,8 @@ class ToyEngine:
         eos: int = EOS,
         tokenizer: Any = None,
         prefix_caching: bool = False,
+        model: ToyModel | None = None,
+        vocabulary: int = VOCABULARY,
     ) -> None:
         self.now = 0.0
         groups = cache_groups(sliding_window=128, max_model_len=max_model_len)
@@ -51,14 +53,22 @@ class ToyEngine:
             max_num_seqs, max_num_batched_tokens, max_prefill_extent, max_model_len, max_queued_requests
         )
         self.scheduler = Scheduler(limits, self.allocator)
-        self.model = ToyModel(agreement)
+        self.model = model or ToyModel(agreement)
         self.pools = ToyPools(groups, self.allocator.num_blocks)
         executor = LocalExecutor(self.model, self.pools, groups, max_num_seqs=max_num_seqs)  # type: ignore[arg-type]
-        facts = ModelFacts(VOCABULARY, 0, frozenset({eos}), max_model_len, drafts)
+        facts = ModelFacts(vocabulary, 0, frozenset({eos}), max_model_len, drafts)
         self.core = EngineCore(facts, self.scheduler, executor, tokenizer, clock=lambda: self.now)
         self.outputs: dict[str, list[RequestOutput]] = {}
 
-    def add(self, name: str, prompt: Iterable[int], *, timeout: float | None = None, **parameters: Any) -> None:
+    def add(
+        self,
+        name: str,
+        prompt: Iterable[int],
+        *,
+        timeout: float | None = None,
+        output_format: dict[str, Any] | None = None,
+        **parameters: Any,
+    ) -> None:
         self.outputs[name] = []
         self.core.add(
             GenerateRequest(
@@ -66,6 +76,7 @@ class ToyEngine:
                 prompt_token_ids=list(prompt),
                 sampling_parameters=SamplingParameters(**parameters),
                 timeout_seconds=timeout,
+                output_format=output_format,
             )
         )
 
