@@ -344,7 +344,7 @@ async def test_a_profile_window_in_the_worker(engine: EngineFactory, tmp_path: P
         await client.profile("stop")
 
 
-def test_offline_generation_with_the_documented_command(contract: Contract, checkpoint: Path) -> None:
+async def test_offline_generation_with_the_documented_command(contract: Contract, checkpoint: Path) -> None:
     """`dsv4 generate` with the flags of the offline example, in a process of its own."""
     command = [sys.executable, "-m", "dsv4.cli.main", "generate", "--model", str(checkpoint), "--prompt", "Huawei is"]
     command += [
@@ -368,7 +368,9 @@ def test_offline_generation_with_the_documented_command(contract: Contract, chec
     command += ["--generate-config", '{"max_new_tokens": 20}']
     command += ["--speculative-config", '{"method":"mtp","num_speculative_tokens":1}']
     environment = {**os.environ, **contract.environment, "DSV4_CACHE_DIR": str(checkpoint.parent / "cache")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = await asyncio.to_thread(
+        subprocess.run, command, env=environment, capture_output=True, text=True, timeout=600
+    )
     assert done.returncode == 0, done.stderr
     for text in ("Huawei is", "And"):
         expected = contract.reference([FIRST_BYTE + byte for byte in text.encode()], 20)

@@ -403,6 +403,10 @@ class PyptoEngine:
 
     async def _kill_worker(self) -> None:
         process = self._core._worker_process
+        loop_task = getattr(self._core, "_loop_task", None)
+        if loop_task is not None:
+            # What it ends with now tells nothing, and must not be the last line of the log.
+            loop_task.add_done_callback(lambda task: task.cancelled() or task.exception())
         # A thread of upstream's waits for results with a long timeout, and this process cannot end before it.
         results = self._core._output_queue
         if results is not None:
