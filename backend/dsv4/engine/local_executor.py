@@ -91,7 +91,7 @@ class LocalExecutor:
         drafting: list[tuple[RowsResult, torch.Tensor]] = []
         for tile in _tiles(results):
             self._run_tile(tile, samplers, drafting)
-        self._draft(drafting)
+        self._draft(drafting, samplers)
         return results
 
     def _run_tile(
@@ -170,15 +170,26 @@ class LocalExecutor:
             if segment.samples and segment.result.error is None:
                 drafting.append((segment.result, streams[offset - 1]))
 
-    def _draft(self, drafting: list[tuple[RowsResult, torch.Tensor]]) -> None:
+    def _draft(self, drafting: list[tuple[RowsResult, torch.Tensor]], samplers: dict[str, Sampler]) -> None:
         """Draft the tokens of the next step, each from the prediction layer's streams for the one before."""
         active = [(result, streams, _draft_limit(result)) for result, streams in drafting if _draft_limit(result) > 0]
         while active:
             streams = torch.stack([row for _, row, _ in active])
-            tokens = self._model.mtp_logits(streams).argmax(dim=-1).tolist()
-            for (result, _, _), token in zip(active, tokens, strict=True):
+            logits = self._model.mtp_logits(streams)
+            tokens = logits.argmax(dim=-1).tolist()
+            going = []
+            for index, (result, _, limit) in enumerate(active):
+                request = result.rows.request
+                sampler = samplers[request.request_id]
+                token: int | None = tokens[index]
+                if sampler.constrained:
+                    position = request.num_tokens + len(result.tokens) + len(result.draft_token_ids)
+                    token = sampler.draft(logits[index], position - request.num_prompt_tokens)
+                if token is None:
+                    continue
                 result.draft_token_ids.append(token)
-            going = [index for index, (result, _, limit) in enumerate(active) if len(result.draft_token_ids) < limit]
+                if len(result.draft_token_ids) < limit:
+                    going.append(index)
             if not going:
                 return
             for index in going:
@@ -247,7 +258,7 @@ def _verify(sampler: Sampler, request: Request, logits: torch.Tensor, drafts: Se
         token = sampler.sample(logits[row], output)
         chosen.append(token)
         output.append(token.token_id)
-        if row < len(drafts) and token.token_id != drafts[row]:
+        if sampler.finished or (row < len(drafts) and token.token_id != drafts[row]):
             break
     return chosen
 

@@ -52,6 +52,16 @@ class Sampler:
         self._seen = sorted(set(prompt_token_ids)) if parameters.repetition_penalty != 1.0 else []
 
     @property
+    def constrained(self) -> bool:
+        """Whether drafts have to be chosen by `draft`."""
+        return self._constraint is not None
+
+    @property
+    def finished(self) -> bool:
+        """The constraint allows nothing after the last token."""
+        return self._constraint is not None and self._constraint.finished
+
+    @property
     def plain_greedy(self) -> bool:
         """The token is the argmax of the raw logits and nothing else is asked for."""
         p = self._parameters
@@ -81,6 +91,22 @@ class Sampler:
         if self._constraint is not None:
             self._constraint.accept(token)
         return self._describe(token, logits)
+
+    def draft(self, logits: torch.Tensor, index: int) -> int | None:
+        """Choose a draft for output token `index`, None when nothing may follow.
+
+        Args:
+            logits: [vocab] FP32 of the prediction layer, not modified.
+        """
+        if self._constraint is None:
+            return int(logits.argmax())
+        if self.finished:
+            return None
+        allowed = logits.to("cpu", torch.float32, copy=True)
+        self._constraint.mask(allowed, index)
+        token = int(allowed.argmax())
+        self._constraint.accept(token)
+        return token
 
     def _adjust(self, logits: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
         p = self._parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +19,18 @@ from dsv4.errors import invalid_argument
 FIELD = "structured_outputs"
 CACHE_BYTES = 256 << 20
 
+MAX_WHITESPACE = 2
+"""Between the parts of a JSON answer; without a bound a model may go on with spaces for ever."""
+
+_LOG_PREFIX = re.compile(r"^\[\d+:\d+:\d+\] \S+:\d+: ")
+
 
 class OutputConstraint:
-    """The state of one output in its grammar. Tokens are accepted by index, so choosing one again is harmless."""
+    """The state of one output in its grammar.
+
+    Tokens are accepted by index: `mask` for an earlier index takes back what was accepted from there on, be it drafts
+    or a choice that is made again.
+    """
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
@@ -32,6 +42,11 @@ class OutputConstraint:
         self._go_back_to(index)
         self._matcher.fill_next_token_bitmask(self._bitmask)
         xgrammar.apply_token_bitmask_inplace(logits[None], self._bitmask)
+
+    @property
+    def finished(self) -> bool:
+        """The end has been accepted; nothing may follow."""
+        return self._matcher.is_terminated()
 
     def accept(self, token_id: int) -> None:
         """Output token `index` of the last `mask` is this one."""
@@ -79,15 +94,14 @@ class GrammarCompiler:
         try:
             compiled = self._compile(kind, value)
         except (RuntimeError, ValueError, TypeError) as error:
-            reason = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-            raise invalid_argument(f"{FIELD}.{kind}", f"cannot be compiled: {reason}") from None
+            raise invalid_argument(f"{FIELD}.{kind}", f"cannot be compiled: {_reason(error)}") from None
         return OutputConstraint(compiled, self._vocab_size)
 
     def _compile(self, kind: str, value: Any) -> xgrammar.CompiledGrammar:
         if kind == "json":
-            return self._compiler.compile_json_schema(json.dumps(value))
+            return self._compiler.compile_json_schema(json.dumps(value), max_whitespace_cnt=MAX_WHITESPACE)
         if kind == "json_object":
-            return self._compiler.compile_json_schema('{"type": "object"}')
+            return self._compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=MAX_WHITESPACE)
         if kind == "regex":
             return self._compiler.compile_regex(value)
         if kind == "choice":
@@ -96,6 +110,12 @@ class GrammarCompiler:
             return self._compiler.compile_grammar(value)
         ebnf = str(xgrammar.Grammar.from_structural_tag(value))
         return self._compiler.compile_grammar(anchor_control_tokens(ebnf, self._dsml_token_id))
+
+
+def _reason(error: Exception) -> str:
+    """The last line of the library's message, without the time and the place in its source."""
+    lines = str(error).strip().splitlines()
+    return _LOG_PREFIX.sub("", lines[-1]) if lines else type(error).__name__
 
 
 def _ebnf_literal(text: str) -> str:
