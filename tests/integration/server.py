@@ -125,7 +125,7 @@ def running_server(*arguments: str, **variables: str) -> Iterator[Server]:
         text=True,
     )
     server = Server(process, collections.deque(maxlen=500), *ports)
-    ready = threading.Event()
+    ready, started = threading.Event(), threading.Event()
 
     def read_log() -> None:
         assert process.stdout is not None
@@ -133,12 +133,13 @@ def running_server(*arguments: str, **variables: str) -> Iterator[Server]:
             server.log.append(line.rstrip("\n"))
             if line.startswith("ready after"):
                 ready.set()
-        ready.set()
+                started.set()
+        started.set()  # it has ended
 
     threading.Thread(target=read_log, daemon=True).start()
     try:
-        assert ready.wait(START_SECONDS), f"not ready:\n{server.log_text()}"
-        assert process.poll() is None, f"ended while starting:\n{server.log_text()}"
+        assert started.wait(START_SECONDS), f"not ready in time:\n{server.log_text()}"
+        assert ready.is_set(), f"ended while starting:\n{server.log_text()}"
         yield server
     finally:
         server.stop()

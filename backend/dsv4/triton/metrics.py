@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import queue
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,7 +15,11 @@ from dsv4.cache.groups import BLOCK_SIZE
 from dsv4.engine.metrics import LATENCY_BUCKETS, METRICS, Metric
 from dsv4.triton.api import BackendUtils
 
+Sample = tuple[Mapping[str, Any], Mapping[str, Any] | None, list[tuple[str, float]]]
+"""Health, statistics (None without an engine), and observations of histograms: the arguments of `publish`."""
+
 _OUTCOMES = "dsv4_requests_total"
+_logger = logging.getLogger(__name__)
 
 
 class MetricsPublisher:
@@ -92,6 +98,48 @@ class MetricsPublisher:
             options = {"buckets": list(LATENCY_BUCKETS)} if spec.kind == "histogram" else {}
             self._metrics[key] = self._families[name].Metric(labels=labels, **options)
         return self._metrics[key]
+
+
+class PublisherThread:
+    """Publishes samples one after the other, away from the event loop: every metric is a call into the server process.
+
+    The thread is a daemon because such a call never returns when the server has begun to unload the model, and the
+    interpreter must be able to end nevertheless.
+    """
+
+    def __init__(self, publisher: MetricsPublisher) -> None:
+        self._publisher = publisher
+        self._samples: queue.SimpleQueue[Sample | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the last sample is still being published."""
+        return not self._idle.is_set()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, sample: Sample) -> None:
+        """Publish a sample soon."""
+        self._idle.clear()
+        self._samples.put(sample)
+
+    def stop(self, timeout: float) -> None:
+        """End the thread after the last sample, or leave it behind after `timeout` seconds."""
+        self._samples.put(None)
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while (sample := self._samples.get()) is not None:
+            try:
+                self._publisher.publish(*sample)
+            except Exception:
+                _logger.exception("the metrics could not be published")
+            self._idle.set()
 
 
 def _resident_bytes(pid: int | None) -> int:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from dsv4.engine.protocol import FinishReason, GenerateRequest, RequestOutput
 from dsv4.errors import ErrorCode, RequestError
 from dsv4.triton.api import BackendUtils, Request
-from dsv4.triton.metrics import MetricsPublisher
+from dsv4.triton.metrics import MetricsPublisher, PublisherThread
 from dsv4.triton.request import Control, Generation, OutputOptions, read_request
 from dsv4.triton.responses import ResponseBuilder
 from dsv4.triton.sender import Exchange, ResponseSenderThread
@@ -86,6 +86,7 @@ class EngineService:
         self._make_engine = make_engine
         self._end_server = end_server or end_parent_process
         self._metrics = metrics
+        self._publisher = None if metrics is None else PublisherThread(metrics)
         self._engine: Engine | None = None
         self._live: dict[str, _LiveRequest] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -99,6 +100,8 @@ class EngineService:
         """Start the engine and wait for it. Raises EngineStartError with the engine's own reason."""
         self._loop_thread.start()
         self._sender.start()
+        if self._publisher is not None:
+            self._publisher.start()
         try:
             self._call(self._start_engine(), timeout)
         except BaseException:
@@ -135,6 +138,8 @@ class EngineService:
         self._stop_threads()
 
     def _stop_threads(self) -> None:
+        if self._publisher is not None:
+            self._publisher.stop(timeout=1.0)
         if not self._sender.stop(timeout=5.0):
             _logger.error("the sender is still busy with %d requests", self._sender.live_count)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -299,22 +304,21 @@ class EngineService:
             try:
                 await self._publish(health)
             except Exception:
-                _logger.exception("the metrics could not be published")
+                _logger.exception("the engine could not be sampled")
             if health.get("state") == ENGINE_GIVEN_UP:
                 _logger.critical("the engine cannot be kept running (%s); ending the server", health.get("reason"))
                 self._end_server()
                 return
 
     async def _publish(self, health: dict[str, Any]) -> None:
-        if self._metrics is None:
+        if self._publisher is None or self._publisher.busy:
             return
         engine = self._require_engine()
         try:
             stats = await engine.stats()
         except RequestError:
             stats = None
-        # Metrics are calls into the server process, too slow for the event loop.
-        await asyncio.to_thread(self._metrics.publish, health, stats, engine.take_observations())
+        self._publisher.put((health, stats, engine.take_observations()))
 
     async def _stop_engine(self) -> None:
         for live in list(self._live.values()):

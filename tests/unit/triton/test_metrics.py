@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from dsv4.engine.metrics import METRICS
-from dsv4.triton.metrics import MetricsPublisher
+from dsv4.triton.metrics import MetricsPublisher, PublisherThread
 
 from tests.unit.triton.fakes import FakeMetric, FakeUtils
 
@@ -57,6 +58,24 @@ def test_counters_go_on_when_the_engine_begins_again() -> None:
         publisher.publish(HEALTH, stats(counters=counters), [])
     assert metric(utils, "dsv4_generation_tokens_total").value == 11
     assert metric(utils, "dsv4_mtp_draft_tokens_total", position="1").value == 11
+
+
+def test_a_call_that_never_returns_does_not_hold_up_the_end() -> None:
+    release = threading.Event()
+
+    class Stuck(MetricsPublisher):
+        def publish(self, *sample: Any) -> None:
+            release.wait()
+
+    thread = PublisherThread(Stuck(FakeUtils(), {}))
+    thread.start()
+    thread.put((HEALTH, None, []))
+    assert thread.busy
+    thread.stop(timeout=0.05)
+    assert thread.busy
+    release.set()
+    thread.stop(timeout=10)
+    assert not thread.busy
 
 
 def test_outcomes_unknown_to_the_engine_are_added() -> None:
