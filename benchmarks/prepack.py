@@ -66,6 +66,7 @@ def pack_with_torch(directory: Path, ranks: int, output: Path) -> None:
 
 def make_benchmark_checkpoint(directory: Path, experts: int, layers: int) -> None:
     from dsv4_converter import convert
+
     from tests.unit.converter.checkpoints import FLASH_LAYER, make_source
 
     layout = dataclasses.replace(FLASH_LAYER, experts=experts, ratios=(0, 4, 128)[:layers])
