@@ -72,9 +72,11 @@ def test_thinking(client: openai.OpenAI, model: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tool_round_trip(client: openai.OpenAI, model: str, stream: bool) -> None:
+@pytest.mark.parametrize("thinking", [False, True])
+def test_tool_round_trip(client: openai.OpenAI, model: str, thinking: bool, stream: bool) -> None:
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Hangzhou?"}]
-    arguments: Any = {"model": model, "tools": [WEATHER_TOOL], "max_tokens": 128}
+    kwargs = {"chat_template_kwargs": {"enable_thinking": thinking}}
+    arguments: Any = {"model": model, "tools": [WEATHER_TOOL], "max_tokens": 200, "extra_body": kwargs}
     if stream:
         with client.chat.completions.stream(messages=messages, **arguments) as events:
             for _ in events:
