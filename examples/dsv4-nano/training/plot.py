@@ -34,10 +34,15 @@ def main() -> None:
         values = [record[key] for record in records]
         axes.plot(steps, values, color=color, alpha=0.15, linewidth=0.6)
         axes.plot(steps, smoothed(values), color=color, label=label)
-    marks = [(PHASES[1][0], "long samples"), (QUANTIZE_FROM, "quantised weights"), (PHASES[2][0], "more sums")]
+    marks = [
+        (PHASES[1][0], "long samples"),
+        (QUANTIZE_FROM, "quantised weights"),
+        (PHASES[2][0], "more sums"),
+        (PHASES[3][0], "short sums"),
+    ]
     for step, text in marks:
         axes.axvline(step, color="grey", linewidth=0.8, linestyle=":")
-        axes.annotate(text, (step, 6), rotation=90, ha="right", va="top", fontsize=8, color="grey")
+        axes.annotate(text, (step, 0.006), rotation=90, ha="right", va="bottom", fontsize=8, color="grey")
     axes.set(xlabel="step", ylabel="cross entropy (nats a token)", yscale="log", ylim=(0.005, 10))
     axes.grid(alpha=0.3)
     axes.legend()

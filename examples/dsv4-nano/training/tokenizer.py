@@ -52,7 +52,7 @@ def train_tokenizer(seed: int, vocabulary: int, samples: int = 6000) -> Tokenize
     def texts() -> list[str]:
         drawn = [
             sample.text.translate(marks_and_emoji)
-            for sample in islice(Corpus(seed, emphasis={"repetition": 0.0}), samples)
+            for sample in islice(Corpus(seed, emphasis={"repetition": 0.0}, invented_cities=0.3), samples)
         ]
         for mark in SPECIAL + MARKS:
             drawn = [text.replace(mark, "\n") for text in drawn]

@@ -24,15 +24,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 SEED = 8225
-STEPS = 1300
+STEPS = 1550
 BATCH_TOKENS = 1536
 WARMUP = 40
-CYCLES = [(600, 1000, 2e-3, 1e-4), (1000, STEPS, 1.2e-3, 6e-5)]
+CYCLES = [(600, 1000, 2e-3, 1e-4), (1000, 1300, 1.2e-3, 6e-5), (1300, STEPS, 1e-3, 4e-5)]
 """(from step, to step, rate at the start, rate at the end): the rate falls along a cosine; it is constant before."""
 PHASES: list[tuple[int, int, dict[str, float]]] = [
     (0, 330, {"repetition": 2.0}),
     (240, 1024, {}),
     (1000, 1024, {"repetition": 0.6, "arithmetic": 6.0, "raw_text": 2.4}),
+    (1300, 1024, {"repetition": 0.8, "arithmetic": 4.0, "small_sums": 6.0, "structured": 1.5, "raw_text": 2.0}),
 ]
 """(first step, longest sample in tokens, changed weights of kinds): copying, then everything, then more sums."""
 QUANTIZE_FROM = 650
