@@ -37,6 +37,7 @@ class BlockTable:
         partition: the rank that holds the request's cache, fixed until the request leaves.
         blocks: one array [blocks_per_request] int64 a group, physical block ids, NO_BLOCK where none is held.
         num_logical: blocks of the sequence that have been given a place so far, per group; in rings they took turns.
+        num_covered: positions that have blocks in every group.
         num_cached_tokens: positions that were found computed when the table was opened.
         num_published_pages: pages that are in the prefix index or were considered for it.
         version: grows with every change of `blocks`, so that a copy elsewhere knows when it is stale.
@@ -45,6 +46,7 @@ class BlockTable:
     partition: int
     blocks: list[npt.NDArray[np.int64]]
     num_logical: list[int]
+    num_covered: int = 0
     num_cached_tokens: int = 0
     num_published_pages: int = 0
     version: int = 0
@@ -179,6 +181,8 @@ class BlockAllocator:
 
     def extend(self, table: BlockTable, num_tokens: int) -> bool:
         """Make the table cover `num_tokens` positions. False, and nothing changed, when a group lacks blocks."""
+        if num_tokens <= table.num_covered:
+            return True
         plans = [self._plan(table, index, num_tokens) for index in range(len(self.groups))]
         free = [len(self._free[index][table.partition]) for index in range(len(self.groups))]
         if any(len(plan.needed) > count for plan, count in zip(plans, free, strict=True)):
@@ -189,16 +193,21 @@ class BlockAllocator:
                 switches += self._carry_out(table, index, plan)
         # A slot that gets another block keeps its old one until the rows that need the old one are computed.
         table._switches.extend(sorted(switches, key=lambda switch: switch.position))
+        table.num_covered = min(
+            held * group.tokens_per_block for held, group in zip(table.num_logical, self.groups, strict=True)
+        )
         return True
 
     def commit(self, table: BlockTable, keys: PageKeys, num_computed: int) -> None:
         """Positions below `num_computed` are computed for good: publish their pages, let go of retired ring blocks."""
-        table.advance(num_computed)
-        if self.prefix_hasher is not None:
+        if table._switches:
+            table.advance(num_computed)
+        if self.prefix_hasher is not None and num_computed // PAGE_TOKENS > table.num_published_pages:
             self._publish(table, keys, num_computed // PAGE_TOKENS)
-        for index, _, block in table._retired:
-            self._release(table.partition, index, block)
-        table._retired.clear()
+        if table._retired:
+            for index, _, block in table._retired:
+                self._release(table.partition, index, block)
+            table._retired.clear()
 
     def close_table(self, table: BlockTable) -> None:
         """Give all blocks back; the last pages are the first to be taken for something else."""

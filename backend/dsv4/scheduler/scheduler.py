@@ -20,6 +20,8 @@ from dsv4.scheduler.request import Request, RequestStatus
 PREFILL_SHARE = 4
 """While a prompt waits, drafts leave it at least one part in four of the step's budget."""
 
+RESERVED_LOT = 32
+
 MAX_SHARING_PROMPTS = 4
 """So many prompts at most share the rows of a step; with more, each would take ever longer to its first token."""
 
@@ -191,7 +193,9 @@ class Scheduler:
 
     def _reserved_tokens(self, request: Request, num_tokens: int) -> int:
         """Positions that a step may write: the rows, their drafts, and those of the prediction layer's own drafts."""
-        return min(num_tokens + 2 * request.num_speculative_tokens + 1, self.limits.max_model_len)
+        needed = num_tokens + 2 * request.num_speculative_tokens + 1
+        # In whole lots, so that most steps find their blocks in place.
+        return min(-(-needed // RESERVED_LOT) * RESERVED_LOT, self.limits.max_model_len)
 
     def _prompt_share(self, budget: int) -> int:
         """Rows that one prompt may have of the step's remaining `budget`, in whole tiles."""
