@@ -6,7 +6,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.dsv4-setup
 
-.PHONY: help setup serve test test-unit lint format bench clean
+.PHONY: help setup serve test test-unit test-server lint format bench clean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -20,11 +20,14 @@ $(STAMP): pyproject.toml
 serve: $(STAMP) ## Run Triton and the OpenAI-compatible proxy with the shipped dsv4-nano model (ARGS adds flags)
 	$(BIN)/dsv4 serve $(ARGS)
 
-test: $(STAMP) ## Run all tests, with the real tritonserver
-	$(BIN)/python -m pytest $(ARGS)
+test: test-unit test-server ## Run all tests, with the real tritonserver
 
+# One BLAS thread per test process: the processes are as many as the cores.
 test-unit: $(STAMP) ## Run the tests that need no server
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -n auto $(ARGS)
+
+test-server: $(STAMP) ## Run the tests against the real tritonserver
+	$(BIN)/python -m pytest tests/integration tests/e2e $(ARGS)
 
 lint: $(STAMP) ## Check style, format and types
 	$(BIN)/ruff check .
