@@ -283,12 +283,12 @@ def _decide(
     try:
         # One descriptor for all steps, so that a file replaced meanwhile is not mixed up with its successor.
         with SafetensorsFile(path) as file:
-            problem = _why_stale(file, directory, config, weight_map, ranks)
+            problem = why_stale(file, directory, config, weight_map, ranks)
             if problem:
                 return SidecarDecision(
                     None, "stale", f"sidecar {path} is stale ({problem}): packing from the shards; remedy: {rebuild}"
                 )
-            problem = _why_corrupt(file, config, ranks)
+            problem = why_corrupt(file, config, ranks)
             if problem:
                 raise CheckpointError(problem)
             share = resident_share(file.fileno(), file.size)
@@ -309,9 +309,10 @@ def _decide(
     return SidecarDecision(tensors, "mapped", f"sidecar {path} mapped: {file.size / 1e9:.2f} GB shared by all ranks")
 
 
-def _why_stale(
+def why_stale(
     file: SafetensorsFile, directory: Path, config: ModelDimensions, weight_map: Mapping[str, str], ranks: int
 ) -> str | None:
+    """Why a sidecar does not belong to these shards; None if it does, by their times or else by their contents."""
     if file.metadata.get("format") != SIDECAR_FORMAT:
         return f"format {file.metadata.get('format')!r}"
     try:
@@ -334,7 +335,8 @@ def _why_stale(
     return None
 
 
-def _why_corrupt(file: SafetensorsFile, config: ModelDimensions, ranks: int) -> str | None:
+def why_corrupt(file: SafetensorsFile, config: ModelDimensions, ranks: int) -> str | None:
+    """Which tensor of a sidecar with the right names has a wrong type, shape or place; None if all are right."""
     for rule in SIDECAR_RULES:
         entry = file.entries[rule.name]
         if entry.dtype != rule.dtype or entry.shape != stacked_shape(config, rule, ranks):

@@ -183,20 +183,24 @@ def shard_paths(directory: Path) -> list[Path]:
 
     Raises CheckpointError when the index cannot be used.
     """
-    index = directory / INDEX_NAME
-    if not index.exists():
+    if not (directory / INDEX_NAME).exists():
         return sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith("pypto-"))
+    return [directory / name for name in sorted(set(read_weight_map(directory).values()))]
+
+
+def read_weight_map(directory: Path) -> dict[str, str]:
+    """Tensor name to shard, from the index. Raises CheckpointError when it is missing or cannot be used."""
+    index = directory / INDEX_NAME
     document = _json_object(index)
     if isinstance(document, Finding):
         raise CheckpointError(document.text)
     weight_map = document.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{index}: weight_map must map tensor names to file names")
-    names = sorted(set(weight_map.values()))
-    outside = [name for name in names if Path(name).name != name]
+    outside = [name for name in weight_map.values() if Path(name).name != name]
     if outside:
-        raise CheckpointError(f"{index}: {outside[0]!r} is not a file name in this directory")
-    return [directory / name for name in names]
+        raise CheckpointError(f"{index}: {min(outside)!r} is not a file name in this directory")
+    return weight_map
 
 
 def shards_size(directory: Path) -> int:

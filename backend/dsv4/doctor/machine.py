@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import mmap
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
+from dsv4.checkpoint.sidecar import resident_share
 
 COMMAND_TIMEOUT_SECONDS = 30.0
 _DIRECT_READ_BYTES = 8 << 20
@@ -213,7 +212,11 @@ class LocalMachine:
         return done / elapsed if done and elapsed > 0 else None
 
     def page_cache_residency(self, path: Path) -> float | None:
-        return _sampled_residency(path)
+        try:
+            with path.open("rb") as file:
+                return resident_share(file.fileno(), os.fstat(file.fileno()).st_size)
+        except (OSError, ValueError):
+            return None
 
 
 def _host_memory(meminfo: str) -> tuple[int, int]:
@@ -221,54 +224,3 @@ def _host_memory(meminfo: str) -> tuple[int, int]:
     fields = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
     total, available = (int(fields.get(name, "0 kB").split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     return total, available
-
-
-SAMPLE_WINDOWS = 64
-SAMPLE_WINDOW_BYTES = 4 << 20
-SMALL_FILE_BYTES = 256 << 20
-
-
-def _sampled_residency(path: Path) -> float | None:
-    """Resident share of 64 windows of 4 MiB spread evenly over the file; of the whole file up to 256 MiB.
-
-    The same sampling that upstream's loader applies before it decides whether a prepacked file is worth mapping.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        size = os.fstat(descriptor).st_size
-        if size == 0:
-            return None
-        with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as mapping:
-            return _resident_pages(mapping, size)
-    except (OSError, ValueError):
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _resident_pages(mapping: mmap.mmap, size: int) -> float | None:
-    page = mmap.PAGESIZE
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_ubyte)]
-    # numpy knows the address of a read-only mapping; the view must be gone before the mapping can be closed.
-    view = np.frombuffer(mapping, dtype=np.uint8)
-    address = view.ctypes.data
-    del view
-    if size <= SMALL_FILE_BYTES:
-        windows = [(0, size)]
-    else:
-        last = (size - SAMPLE_WINDOW_BYTES) // page * page
-        starts = [last * i // (SAMPLE_WINDOWS - 1) // page * page for i in range(SAMPLE_WINDOWS)]
-        windows = [(start, min(SAMPLE_WINDOW_BYTES, size - start)) for start in starts]
-    resident = sampled = 0
-    for start, length in windows:
-        pages = -(-length // page)
-        flags = (ctypes.c_ubyte * pages)()
-        if libc.mincore(address + start, length, flags) != 0:
-            return None
-        resident += sum(flag & 1 for flag in flags)
-        sampled += pages
-    return resident / sampled

@@ -1,66 +1,82 @@
 """Is there a prepacked sidecar, does it belong to these shards, and is it in memory?
 
-The loader maps a sidecar only when at least 95 % of its sampled pages are in the page cache, because reading it by
-page faults is slower than packing the shards again. Its fingerprint covers names, sizes and modification times of the
-shards, so a copy that changes the times makes it stale.
+Whether it is sound is decided as `dsv4.checkpoint.sidecar` decides it. Upstream's loader, which the PyPTO engine
+uses, is stricter in two ways: it knows the shards by names, sizes and modification times alone, so that a copy with
+other times looks stale to it, and it maps a sidecar only when at least 95 % of its sampled pages are in the page cache.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from dsv4.checkpoint.safetensors_file import SafetensorsFile
+from dsv4.checkpoint.sidecar import (
+    FINGERPRINT_KEY,
+    HOT_SHARE,
+    SIDECAR_FORMAT,
+    sidecar_path,
+    source_fingerprint,
+    why_corrupt,
+    why_stale,
+)
 from dsv4.config import ModelConfig
-from dsv4.doctor.checkpoint_checks import INDEX_NAME, shard_paths
+from dsv4.doctor.checkpoint_checks import read_weight_map
 from dsv4.doctor.findings import Finding, gibibytes, ok, warning
 from dsv4.doctor.machine import Machine
 from dsv4.errors import CheckpointError, ConfigurationError
 
-SIDECAR_FORMAT = "pypto-deepseek-v4-stacked-v1"
-HOT_RESIDENCY = 0.95
-
-
-def sidecar_path(directory: Path, ranks: int) -> Path:
-    """Where the loader looks for the sidecar of so many ranks."""
-    return directory / f"pypto-deepseek-v4-stacked-r{ranks}.safetensors"
-
 
 def check_sidecar(machine: Machine, directory: Path, ranks: int) -> Iterator[Finding]:
-    """Absent, stale, cold or hot."""
+    """Absent, unusable, stale, cold or hot."""
     path = sidecar_path(directory, ranks)
     prepack = f"dsv4 prepack {directory} --ranks {ranks}"
     if not path.exists():
         yield warning("sidecar.present", f"no {path.name}: each start packs the weights anew", prepack)
         return
     try:
-        config = ModelConfig.from_directory(directory)
-        fingerprint = source_fingerprint(directory, config, ranks)
         with SafetensorsFile(path) as file:
-            metadata, size = file.metadata, file.size
-    except (CheckpointError, ConfigurationError) as failure:
-        yield warning("sidecar.readable", str(failure), f"{prepack} --force")
-        return
-    if metadata.get("format") != SIDECAR_FORMAT:
-        yield warning("sidecar.format", f"{path.name} has format {metadata.get('format')!r}", f"{prepack} --force")
-        return
-    if metadata.get("source_fingerprint") != fingerprint:
-        yield warning(
-            "sidecar.stale",
-            f"{path.name} was made from other shards (or their modification times changed): it is ignored",
-            f"{prepack} --force",
-        )
+            problem = _problem(file, directory, ranks)
+            size = file.size
+    except (CheckpointError, ConfigurationError, OSError) as failure:
+        problem = ("sidecar.readable", str(failure))
+    if problem is not None:
+        check, text = problem
+        yield warning(check, text, f"{prepack} --force")
         return
     yield from check_residency(machine, path, size)
+
+
+def _problem(file: SafetensorsFile, directory: Path, ranks: int) -> tuple[str, str] | None:
+    """Check and text of what keeps an existing sidecar from being mapped, whatever is in memory.
+
+    Raises CheckpointError, ConfigurationError or OSError when the checkpoint cannot be read.
+    """
+    name = file.path.name
+    if file.metadata.get("format") != SIDECAR_FORMAT:
+        return "sidecar.format", f"{name} has format {file.metadata.get('format')!r}"
+    config = ModelConfig.from_directory(directory)
+    weight_map = read_weight_map(directory)
+    stale = why_stale(file, directory, config, weight_map, ranks)
+    if stale is not None:
+        return "sidecar.stale", f"{name} is not to be used: {stale}"
+    corrupt = why_corrupt(file, config, ranks)
+    if corrupt is not None:
+        return "sidecar.corrupt", f"{name}: {corrupt}"
+    if source_fingerprint(directory, config, weight_map, ranks) != file.metadata.get(FINGERPRINT_KEY):
+        return (
+            "sidecar.times",
+            f"{name} was made from shards of these contents, but their modification times changed since: "
+            "PyPTO's loader ignores it",
+        )
+    return None
 
 
 def check_residency(machine: Machine, path: Path, size: int) -> Iterator[Finding]:
     """Hot enough to be mapped, or able to become so."""
     total, _ = machine.memory()
     residency = machine.page_cache_residency(path)
-    if residency is not None and residency >= HOT_RESIDENCY:
+    if residency is not None and residency >= HOT_SHARE:
         yield ok("sidecar.hot", f"{path.name} is valid and {residency:.0%} in the page cache: it will be mapped")
     elif size > total:
         yield warning(
@@ -72,31 +88,6 @@ def check_residency(machine: Machine, path: Path, size: int) -> Iterator[Finding
         state = "cold" if residency is None else f"{residency:.0%} in the page cache"
         yield warning(
             "sidecar.cold",
-            f"{path.name} is valid but {state}: below {HOT_RESIDENCY:.0%} it is ignored",
+            f"{path.name} is valid but {state}: below {HOT_SHARE:.0%} it is ignored",
             f"warm it before the start: cat {path} >/dev/null",
         )
-
-
-def source_fingerprint(directory: Path, config: ModelConfig, ranks: int) -> str:
-    """The fingerprint that a sidecar of these shards carries (layout `pypto-deepseek-v4-stacked-v1`).
-
-    Raises CheckpointError when the index or a shard is missing.
-    """
-    shards = shard_paths(directory)
-    try:
-        weight_map = json.loads((directory / INDEX_NAME).read_text(encoding="utf-8"))["weight_map"]
-        statuses = [path.stat() for path in shards]
-    except (OSError, ValueError, KeyError) as failure:
-        raise CheckpointError(f"{directory}: {failure}") from failure
-    document = {
-        "format": SIDECAR_FORMAT,
-        "ranks": ranks,
-        "n_routed_experts": config.n_routed_experts,
-        "compress_ratios": list(config.compress_ratios[: config.num_hidden_layers]),
-        "num_hash_layers": config.num_hash_layers,
-        "weight_map": sorted([name, file] for name, file in weight_map.items()),
-        "source_files": [
-            [path.name, status.st_size, status.st_mtime_ns] for path, status in zip(shards, statuses, strict=True)
-        ],
-    }
-    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -12,10 +12,18 @@ from typing import Any
 import pytest
 from dsv4.checkpoint.names import expected_tensors
 from dsv4.checkpoint.safetensors_file import DTYPE_BYTES
+from dsv4.checkpoint.sidecar import (
+    SIDECAR_FORMAT,
+    SIDECAR_RULES,
+    content_fingerprint,
+    sidecar_path,
+    source_fingerprint,
+    stacked_shape,
+)
 from dsv4.config import ModelConfig
-from dsv4.doctor.checkpoint_checks import SPECIAL_TOKENS, check_checkpoint
+from dsv4.doctor.checkpoint_checks import SPECIAL_TOKENS, check_checkpoint, read_weight_map
 from dsv4.doctor.findings import Finding, Severity
-from dsv4.doctor.sidecar_checks import check_sidecar, sidecar_path, source_fingerprint
+from dsv4.doctor.sidecar_checks import check_sidecar
 from tokenizers import AddedToken, Tokenizer, models
 
 from tests.unit.doctor.fake_machine import FakeMachine
@@ -190,9 +198,18 @@ def test_a_slow_disk_is_said_for_a_huge_checkpoint(checkpoint: Path, monkeypatch
     assert problems(checkpoint, machine) == []
 
 
-def write_sidecar(directory: Path, fingerprint: str, layout: str = "pypto-deepseek-v4-stacked-v1") -> None:
-    metadata = {"format": layout, "source_fingerprint": fingerprint}
-    write_safetensors(sidecar_path(directory, 8), {"wq_a": ("BF16", (8, 2))}, metadata)
+def write_sidecar(
+    directory: Path, *, layout: str = SIDECAR_FORMAT, with_content: bool = True, columns: int | None = None
+) -> None:
+    """A whole sidecar of zeros for 8 ranks; `columns` gives one tensor another shape."""
+    config, weight_map = ModelConfig.from_directory(directory), read_weight_map(directory)
+    metadata = {"format": layout, "source_fingerprint": source_fingerprint(directory, config, weight_map, 8)}
+    if with_content:
+        metadata["content_fingerprint"] = content_fingerprint(directory, config, weight_map, 8)
+    tensors = {rule.name: (rule.dtype, stacked_shape(config, rule, 8)) for rule in SIDECAR_RULES}
+    if columns is not None:
+        tensors["wq_a"] = ("BF16", (8, columns))
+    write_safetensors(sidecar_path(directory, 8), tensors, metadata)
 
 
 def sidecar_check(directory: Path, machine: FakeMachine | None = None) -> str:
@@ -202,14 +219,34 @@ def sidecar_check(directory: Path, machine: FakeMachine | None = None) -> str:
 
 def test_sidecar_states(checkpoint: Path) -> None:
     assert sidecar_check(checkpoint) == "sidecar.present"
-    write_sidecar(checkpoint, source_fingerprint(checkpoint, ModelConfig.from_directory(checkpoint), 8))
+    write_sidecar(checkpoint)
     assert sidecar_check(checkpoint) == "sidecar.hot"
     assert sidecar_check(checkpoint, FakeMachine(residency=0.94)) == "sidecar.cold"
     assert sidecar_check(checkpoint, FakeMachine(residency=None)) == "sidecar.cold"
     assert sidecar_check(checkpoint, FakeMachine(residency=0.0, memory_bytes=(10, 10))) == "sidecar.too_large"
-    os.utime(checkpoint / SHARD, ns=(1, 1))
-    assert sidecar_check(checkpoint) == "sidecar.stale"
-    write_sidecar(checkpoint, "x", layout="other")
+    write_sidecar(checkpoint, columns=2)
+    assert sidecar_check(checkpoint) == "sidecar.corrupt"
+    write_sidecar(checkpoint, layout="other")
     assert sidecar_check(checkpoint) == "sidecar.format"
     os.truncate(sidecar_path(checkpoint, 8), 4)
     assert sidecar_check(checkpoint) == "sidecar.readable"
+
+
+def test_shards_that_only_changed_their_times_are_told_from_others(checkpoint: Path) -> None:
+    write_sidecar(checkpoint, with_content=False)
+    os.utime(checkpoint / SHARD, ns=(1, 1))
+    assert sidecar_check(checkpoint) == "sidecar.stale"
+    write_sidecar(checkpoint)
+    os.utime(checkpoint / SHARD, ns=(2, 2))
+    assert sidecar_check(checkpoint) == "sidecar.times"
+
+
+def test_changed_shards_are_noticed_though_size_and_time_were_kept(checkpoint: Path) -> None:
+    write_sidecar(checkpoint)
+    shard = checkpoint / SHARD
+    status = shard.stat()
+    with shard.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert sidecar_check(checkpoint) == "sidecar.stale"
