@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from dsv4.config import EngineConfig
-from dsv4.engine.child import EngineChild
+from dsv4.engine.child import KILL_SECONDS, EngineChild
 from dsv4.engine.messages import (
     Abort,
     FromEngine,
@@ -167,6 +167,10 @@ class EngineClient:
         self._fail_open(RequestError(ErrorCode.DRAINING, "the server is shutting down"))
 
     async def _launch(self) -> None:
+        if self._child is not None:
+            # Until a process that failed to start is gone it holds its devices, and its exit would count as that of the
+            # next one.
+            await self._child.wait(KILL_SECONDS)
         self._ready = asyncio.get_running_loop().create_future()
         self._heartbeat_at = time.monotonic()
         child = EngineChild(self._receive, self._exited)

@@ -49,11 +49,9 @@ from dsv4.engine.protocol import GenerateRequest, RequestOutput
 from dsv4.errors import Dsv4Error, ErrorCode, RequestError
 
 if TYPE_CHECKING:
-    from dsv4.pypto.process import PyptoThread
-
-if TYPE_CHECKING:
     from dsv4.engine.core import EngineCore
     from dsv4.engine.structured_output import OutputConstraint
+    from dsv4.pypto.process import PyptoThread
 
 _logger = logging.getLogger(__name__)
 

@@ -145,6 +145,20 @@ async def test_an_engine_that_keeps_dying_is_given_up(monkeypatch: pytest.Monkey
             await client.stats()
 
 
+async def test_a_restart_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as client:
+        monkeypatch.setenv("DSV4_FAULT_START", "no device")
+        os.kill((await client.health())["pid"], signal.SIGKILL)
+        while (await client.health())["reason"] != "no device":
+            await asyncio.sleep(0.05)
+        failed = (await client.health())["pid"]
+        monkeypatch.delenv("DSV4_FAULT_START")
+        await until_ready(client)
+        assert not psutil.pid_exists(failed)
+        assert (await client.health())["restarts"] == 2
+        assert (await collect(client, make_request("after")))[-1].finish_reason == FinishReason.LENGTH
+
+
 PARENT = """
 import asyncio, sys
 from tests.unit.engine.test_process import make_config, make_request
