@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 from dsv4.errors import Dsv4Error
 
-DEFAULT_BASE_URL = "http://127.0.0.1:8225/v1"
-
 
 class ServerError(Dsv4Error):
     """The server refused the request or broke off the stream. `status` is None for an error inside a stream."""

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 STEP_MIN = -6
 STEP_MAX = 7
-NUM_STEPS = STEP_MAX - STEP_MIN + 1
 
 RTN_FLOOR = np.float32(1e-4)
 """Smallest row maximum that the round-to-nearest rule scales by."""

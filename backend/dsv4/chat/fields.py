@@ -78,15 +78,6 @@ def read_integer(value: Json, path: str, *, minimum: int | None = None, maximum:
     return value
 
 
-def read_number(value: Json, path: str, *, minimum: float | None = None, maximum: float | None = None) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise wrong_type(path, "a number", value)
-    if not math.isfinite(value):
-        raise invalid_argument(path, "must be a finite number")
-    _check_range(value, path, minimum, maximum)
-    return value
-
-
 def _check_range(value: float, path: str, minimum: float | None, maximum: float | None) -> None:
     if minimum is not None and maximum is not None and not minimum <= value <= maximum:
         raise invalid_argument(path, f"must be between {minimum} and {maximum}, not {value}")
