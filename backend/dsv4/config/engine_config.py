@@ -68,8 +68,8 @@ class EngineConfig:
     served_model_name: str | None = _flag(None, "Name of the model in the API. Default: the directory's name.")
     backend: Backend | None = _flag(  # noqa: RUF009 - a dataclasses.field
         None,
-        "What computes: 'cpu' is the reference engine in PyTorch, 'torch-npu' and 'cuda' the same code on a device, "
-        "'npu' PyPTO's kernels. Default: cpu where no NPU is found.",
+        "What computes: 'cpu' is the reference engine in PyTorch, 'npu' PyPTO's kernels; 'torch-npu' and 'cuda' are "
+        "refused so far. Default: cpu.",
         choices=("cpu", "npu", "torch-npu", "cuda"),
     )
     platform: str | None = _flag(None, "NPU platform of --backend npu.", choices=("a2a3",))

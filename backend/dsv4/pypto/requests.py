@@ -13,7 +13,7 @@ from dsv4.errors import invalid_argument
 from dsv4.pypto.options import PyptoOptions, Speculation
 from dsv4.sampling_parameters import SamplingParameters, unsupported
 
-USE_REFERENCE = "the PyPTO engine cannot do this; the reference engine can (--backend cpu, torch-npu or cuda)"
+USE_REFERENCE = "the PyPTO engine cannot do this; the reference engine can (--backend cpu)"
 
 
 @dataclass(frozen=True)
