@@ -124,13 +124,15 @@ def test_abort_by_id_is_idempotent(make_service: MakeService) -> None:
 
 
 def test_abort_right_after_the_request(make_service: MakeService) -> None:
-    service = make_service(ScriptedEngine(tokens=1000))
+    service = make_service(ScriptedEngine(), gated=True)
     for number in range(50):
         request = FakeRequest(text_input="p", request_id=f"q{number}")
         abort = FakeRequest(parameters={"control": "abort", "abort_request_id": f"q{number}"})
         service.execute([request, abort])
         abort.sender.wait()
-        request.sender.wait()
+        error = request.sender.wait().error
+        assert error is not None
+        assert error.text.startswith("[ABORTED]")
 
 
 def test_other_control_requests(make_service: MakeService) -> None:
