@@ -41,6 +41,7 @@ class GrpcStream:
         **inputs: bool | str | list[int],
     ) -> None:
         self._answers: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
+        self._ended = False
         self._client = InferenceServerClient(address)
         self._client.start_stream(lambda result, error: self._answers.put((result, error)))
         self._client.async_stream_infer(
@@ -64,10 +65,12 @@ class GrpcStream:
         """Outputs of the next response, and whether it is the final one. Raises InferenceServerException."""
         result, error = self._answers.get(timeout=timeout)
         if error is not None:
+            self._ended = True
             raise error
         response = result.get_response()
         outputs = {output.name: result.as_numpy(output.name) for output in response.outputs}
-        return outputs, response.parameters["triton_final_response"].bool_param
+        self._ended = response.parameters["triton_final_response"].bool_param
+        return outputs, self._ended
 
     def read(self, timeout: float = 60.0) -> list[dict[str, Any]]:
         """The outputs of all responses up to the final one."""
@@ -80,8 +83,12 @@ class GrpcStream:
                 return responses
 
     def cancel(self) -> None:
-        """Close the stream; a running request is cancelled."""
-        self._client.stop_stream(cancel_requests=True)
+        """Close the stream; a running request is cancelled.
+
+        Cancelling a request that has just ended makes Triton 24.10 lose it now and then, and the model is then not
+        unloaded before the exit timeout.
+        """
+        self._client.stop_stream(cancel_requests=not self._ended)
         self._client.close()
 
 
