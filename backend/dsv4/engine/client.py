@@ -64,6 +64,7 @@ class EngineClient:
         self._heartbeat = Heartbeat(0.0, 0.0, 0, 0, [])
         self._heartbeat_at = 0.0
         self._restarts = 0
+        self._facts: dict[str, Any] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._restarter: asyncio.Task[None] | None = None
 
@@ -129,6 +130,7 @@ class EngineClient:
             "running": self._heartbeat.running,
             "waiting": self._heartbeat.waiting,
             "last_step_age_seconds": round(self._heartbeat.step_age, 3),
+            **self._facts,
         }
 
     async def profile(self, action: str) -> None:
@@ -205,7 +207,7 @@ class EngineClient:
         elif isinstance(message, Progress):
             self._on_progress(message.text)
         elif isinstance(message, Ready):
-            self._become_ready()
+            self._become_ready(message)
         elif isinstance(message, StartFailed):
             self._fail_start(message.message)
 
@@ -214,7 +216,8 @@ class EngineClient:
         if outputs is not None:
             outputs.put(output)
 
-    def _become_ready(self) -> None:
+    def _become_ready(self, message: Ready) -> None:
+        self._facts = message.facts
         if self._state != "stopped":
             self._state, self._reason = "ready", None
         if self._ready is not None and not self._ready.done():

@@ -96,6 +96,11 @@ class EngineCore:
         self.metrics = MetricsRecorder()
 
     @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens."""
+        return self._facts.max_model_len
+
+    @property
     def has_work(self) -> bool:
         return self._scheduler.has_work
 

@@ -48,7 +48,7 @@ class Progress(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True):
-    """The engine takes requests."""
+    """The engine takes requests. `facts` become part of the health report, such as `max_model_len`."""
 
     facts: dict[str, Any]
 

@@ -134,7 +134,7 @@ class StepThread(threading.Thread):
             _logger.exception("the engine cannot start")
             self._send(StartFailed(f"{type(error).__name__}: {error}"))
             return None
-        self._send(Ready({"pid": os.getpid()}))
+        self._send(Ready({"max_model_len": core.max_model_len}))
         return core
 
     def _loop(self, core: EngineCore) -> None:
