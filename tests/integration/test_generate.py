@@ -8,6 +8,8 @@ import subprocess
 from typing import Any
 
 import httpx
+import numpy as np
+import tritonclient.http as triton_http
 
 from tests.integration.grpc_client import GrpcStream, text_of, token_ids_of
 from tests.integration.server import Server
@@ -106,6 +108,21 @@ def test_encode_then_engine_is_the_ensemble(server: Server) -> None:
     ensemble = server.generate("deepseek_v4_chat", chat_request=CHAT, return_token_ids=True).json()
     assert answer["token_ids"] == ensemble["token_ids"]
     assert answer["chat_delta"] == ensemble["chat_delta"]
+
+
+def test_tritonclient_http(server: Server) -> None:
+    """The HTTP client of Triton has no call for `generate`: it reads the models' contract and runs the encode step."""
+    client = triton_http.InferenceServerClient(server.http.removeprefix("http://"))
+    contract = client.get_model_metadata("deepseek_v4")
+    assert {"text_input", "input_ids", "stream", "sampling_parameters"} <= {
+        entry["name"] for entry in contract["inputs"]
+    }
+    request = triton_http.InferInput("chat_request", [1], "BYTES")
+    request.set_data_from_numpy(np.array([CHAT.encode()], dtype=np.object_))
+    result = client.infer("deepseek_v4_encode", [request])
+    encoded = server.generate("deepseek_v4_encode", chat_request=CHAT).json()
+    assert result.as_numpy("input_ids").tolist() == encoded["input_ids"]
+    client.close()
 
 
 def test_curl_on_both_endpoints(server: Server) -> None:
