@@ -157,8 +157,9 @@ async def test_requests_spread_over_the_replicas(stack: Stack) -> None:
 
 async def test_a_replica_killed_under_load_loses_only_what_it_had_started(stack: Stack) -> None:
     """Many more requests than slots: most wait in a replica without a byte sent when it dies."""
-    running = [asyncio.create_task(stack.complete(ticks=15)) for _ in range(60)]
-    await wait_until(lambda: _started(stack, "b"), lambda started: started >= 3)
+    before = await _started(stack, "b")
+    running = [asyncio.create_task(stack.complete(ticks=40)) for _ in range(60)]
+    await wait_until(lambda: _started(stack, "b"), lambda started: started >= before + 3)
     stack.replicas.kill("b")
     outcomes = await asyncio.gather(*running)
     broken = [outcome for outcome in outcomes if not outcome.complete]
@@ -186,8 +187,9 @@ async def _started(stack: Stack, name: str) -> int:
 
 async def test_a_draining_replica_keeps_its_streams_and_gets_no_new_ones(stack: Stack) -> None:
     """The stream ends by itself well after Envoy has seen the replica become unready."""
+    before = await _started(stack, "a")
     streams = [asyncio.create_task(stack.complete(ticks=200)) for _ in range(6)]
-    await wait_until(lambda: _started(stack, "a"), lambda started: started >= 1)
+    await wait_until(lambda: _started(stack, "a"), lambda started: started >= before + 1)
     await stack.set_ready("a", False)
     await stack.wait_for_healthy({"b", "c"})
     during = await asyncio.gather(*(stack.complete() for _ in range(8)))

@@ -78,7 +78,7 @@ class EngineMonitor:
         except RequestError as error:
             strikes = TIMEOUT_STRIKES if error.code is ErrorCode.DEADLINE else ERROR_STRIKES
             return EngineReport(False, strikes, {"state": "unreachable", "error": str(error)})
-        return EngineReport(bool(engine.get("ready")), 0, engine)
+        return EngineReport(bool(engine.get("ready")) and self._client.reachable, 0, engine)
 
     async def _watch_streams(self) -> None:
         strikes = 0

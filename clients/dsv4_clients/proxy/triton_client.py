@@ -30,8 +30,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),  # else the channels of the pool share one connection
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
 ]
 _CODE_BY_STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: ErrorCode.INVALID_ARGUMENT,
@@ -106,6 +107,12 @@ class TritonClient:
     def open_streams(self) -> int:
         """Number of generations under way."""
         return len(self._open_calls)
+
+    @property
+    def reachable(self) -> bool:
+        """Whether no channel waits to connect again: one that does fails its calls although the server is up."""
+        broken = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.CONNECTING)
+        return not any(channel.get_state(try_to_connect=True) in broken for channel in self._channels)
 
     async def close(self) -> None:
         """Cancel all calls and close the channels."""
